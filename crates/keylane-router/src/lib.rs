@@ -1,0 +1,1 @@
+//! Messages in from sources, through named pools, out to their targets: in order per key.

@@ -1,0 +1,2 @@
+//! The program `keylane`.
+fn main() {}

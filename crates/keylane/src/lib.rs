@@ -1,0 +1,1 @@
+//! Tasks in order per key, concurrently across keys.

@@ -1,0 +1,2 @@
+//! Build and test commands of the project: `cargo xtask help`.
+fn main() {}
