@@ -1,1 +1,7 @@
 //! Messages in from sources, through named pools, out to their targets: in order per key.
+
+pub mod message;
+pub mod outcome;
+pub mod plan;
+pub mod source;
+pub mod store;

@@ -1,0 +1,325 @@
+//! What the router is told to do: a checked plan. Config files become one, embedders build one.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Everything the router needs to know. Made by a config file's reader, or by hand from
+/// [`Plan::default`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Attempts under way in all pools together; `None` = no limit.
+    pub max_in_flight: Option<NonZeroUsize>,
+    /// How long a stop waits for running attempts.
+    pub stop_deadline: Duration,
+    /// Bytes on disk for dead letters, parked and spilled keys.
+    pub store_budget: u64,
+    /// The circuit breaker of each target origin.
+    pub breaker: BreakerPlan,
+    /// By name; always has `default`.
+    pub pools: BTreeMap<Arc<str>, PoolPlan>,
+    /// By name.
+    pub sources: BTreeMap<Arc<str>, SourcePlan>,
+}
+
+/// When a target origin is left alone for a while.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BreakerPlan {
+    /// Failure rate that opens it; 0 = off.
+    pub failures: f64,
+    /// Over this many calls.
+    pub window: NonZeroUsize,
+    /// How long it stays open before probes are let through.
+    pub open: Duration,
+    /// How many probes at once while half open.
+    pub probes: NonZeroUsize,
+}
+
+/// The limits and policies of one pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolPlan {
+    /// Attempts under way; `None` = unlimited. (0 in a file = CPUs × 4 is resolved by the reader.)
+    pub concurrency: Option<NonZeroUsize>,
+    /// Attempts under way of one key.
+    pub lane_concurrency: NonZeroUsize,
+    /// Messages of one key held in memory.
+    pub lane_capacity: NonZeroUsize,
+    /// One lane per source and key, or one per key.
+    pub lane_scope: LaneScope,
+    /// Attempts per time, of the pool.
+    pub rate: Option<Rate>,
+    /// Attempts per time, of each key.
+    pub per_key_rate: Option<Rate>,
+    /// What happens when a lane has no room; `None` = by source.
+    pub overflow: Option<Overflow>,
+    /// How far a return reaches.
+    pub cascade: Cascade,
+    /// What happens to a message its target refuses.
+    pub on_refused: OnRefused,
+    /// What happens after the last attempt; `None` = by source.
+    pub on_exhausted: Option<OnExhausted>,
+    /// Which targets may be called.
+    pub targets: Targets,
+    /// Bytes of bodies held by the pool.
+    pub byte_budget: u64,
+    /// A larger message is a dead letter.
+    pub max_message: u64,
+    /// When a returned message may come again.
+    pub return_delay: Duration,
+    /// The longest hold for "busy" and "not yet".
+    pub busy_max: Duration,
+    /// A head older than this counts "busy" and "not yet" as failed.
+    pub patience: Duration,
+    /// How long a removed pool may take to finish; `None` = `"finish"`, as long as it takes.
+    pub drain: Option<Duration>,
+    /// Limits of one attempt.
+    pub timeout: TimeoutPlan,
+    /// In-place retries.
+    pub retry: RetryPlan,
+    /// Limits for some keys; the first match counts.
+    pub keys: Vec<KeyPlan>,
+}
+
+/// Time limits of one attempt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TimeoutPlan {
+    /// To get a connection.
+    pub connect: Duration,
+    /// From the request's end to the answer's head.
+    pub first_byte: Duration,
+    /// Of the whole attempt.
+    pub total: Duration,
+}
+
+/// In-place retries.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RetryPlan {
+    /// Attempts of one stay; 1 = fail once, give up.
+    pub max_attempts: NonZeroUsize,
+    /// The first back-off.
+    pub initial: Duration,
+    /// The longest back-off.
+    pub max: Duration,
+}
+
+/// Limits for keys that match a pattern (`*` matches any run of bytes).
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyPlan {
+    /// The pattern.
+    pub pattern: String,
+    /// Overrides the pool's.
+    pub lane_concurrency: Option<NonZeroUsize>,
+    /// Overrides the pool's.
+    pub lane_capacity: Option<NonZeroUsize>,
+    /// Overrides the pool's.
+    pub per_key_rate: Option<Rate>,
+}
+
+/// So many per so long; `burst` may come at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// How many.
+    pub count: u32,
+    /// In which time.
+    pub per: Duration,
+    /// At once, at most.
+    pub burst: u32,
+}
+
+/// One lane per source and key, or one per key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneScope {
+    /// Default.
+    Source,
+    /// Whatever the source.
+    Pool,
+}
+
+/// What happens when a lane has no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overflow {
+    /// Back to the source.
+    Return,
+    /// The source takes no more until there is room.
+    Wait,
+    /// The key goes to disk.
+    Spill,
+}
+
+/// How far a return reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cascade {
+    /// Everything held behind the head.
+    Key,
+    /// What came with the head in one batch.
+    Batch,
+}
+
+/// What happens to a message its target refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnRefused {
+    /// Stored as dead letter.
+    DeadLetter,
+    /// Treated as failed.
+    Retry,
+    /// Acknowledged and forgotten.
+    Drop,
+}
+
+/// What happens after the last attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnExhausted {
+    /// Back to the source with everything behind it.
+    Return,
+    /// The head is stored; the lane goes on.
+    DeadLetter,
+    /// The key is stored whole and waits for an operator.
+    Park,
+    /// Retried for ever at the longest back-off.
+    Block,
+}
+
+/// Which targets may be called.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Targets {
+    /// Public and private addresses.
+    Any,
+    /// Public addresses.
+    Public,
+    /// Only these origins or hosts.
+    Only(Vec<String>),
+}
+
+/// One source.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SourcePlan {
+    /// Which broker, and what of it.
+    pub kind: SourceKind,
+    /// Messages out at once.
+    pub window: NonZeroUsize,
+    /// Whether others read the same queue.
+    pub instances: Instances,
+    /// How keyless messages run; `None` = by source.
+    pub keyless: Option<Keyless>,
+    /// What the bodies look like.
+    pub envelope: Envelope,
+}
+
+/// Which broker, and what of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceKind {
+    /// The queue of this name in the data folder's file.
+    Embedded {
+        /// The queue's name.
+        queue: Arc<str>,
+    },
+    /// A source handed to the builder by the embedding program.
+    Custom,
+}
+
+/// Whether others read the same queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Instances {
+    /// Only this one.
+    One,
+    /// Several.
+    Many,
+}
+
+/// How keyless messages run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keyless {
+    /// One lane for all of them.
+    Serial,
+    /// Each its own lane.
+    Parallel,
+}
+
+/// What the bodies look like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Envelope {
+    /// The JSON envelope.
+    Keylane,
+    /// The body is the payload.
+    Raw {
+        /// The pool for all of them.
+        pool: Arc<str>,
+        /// The target for all of them.
+        target: Arc<str>,
+    },
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            max_in_flight: None,
+            stop_deadline: Duration::from_secs(30),
+            store_budget: 10 << 30,
+            breaker: BreakerPlan::default(),
+            pools: BTreeMap::from([(Arc::from("default"), PoolPlan::default())]),
+            sources: BTreeMap::new(),
+        }
+    }
+}
+
+impl Default for BreakerPlan {
+    fn default() -> Self {
+        Self {
+            failures: 0.5,
+            window: NonZeroUsize::new(20).expect("not zero"),
+            open: Duration::from_secs(30),
+            probes: NonZeroUsize::new(3).expect("not zero"),
+        }
+    }
+}
+
+impl Default for PoolPlan {
+    fn default() -> Self {
+        Self {
+            concurrency: NonZeroUsize::new(16),
+            lane_concurrency: NonZeroUsize::MIN,
+            lane_capacity: NonZeroUsize::new(500).expect("not zero"),
+            lane_scope: LaneScope::Source,
+            rate: None,
+            per_key_rate: None,
+            overflow: None,
+            cascade: Cascade::Key,
+            on_refused: OnRefused::DeadLetter,
+            on_exhausted: None,
+            targets: Targets::Any,
+            byte_budget: 64 << 20,
+            max_message: 1 << 20,
+            return_delay: Duration::from_secs(30),
+            busy_max: Duration::from_secs(3600),
+            patience: Duration::from_secs(24 * 3600),
+            drain: Some(Duration::from_secs(30)),
+            timeout: TimeoutPlan {
+                connect: Duration::from_secs(5),
+                first_byte: Duration::from_secs(30),
+                total: Duration::from_secs(60),
+            },
+            retry: RetryPlan {
+                max_attempts: NonZeroUsize::new(5).expect("not zero"),
+                initial: Duration::from_secs(1),
+                max: Duration::from_secs(300),
+            },
+            keys: Vec::new(),
+        }
+    }
+}
+
+impl SourcePlan {
+    /// The embedded queue of this name with default settings.
+    pub fn embedded(queue: impl Into<Arc<str>>) -> Self {
+        Self {
+            kind: SourceKind::Embedded {
+                queue: queue.into(),
+            },
+            window: NonZeroUsize::new(1000).expect("not zero"),
+            instances: Instances::One,
+            keyless: None,
+            envelope: Envelope::Keylane,
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The contract between the router and a broker: receive a batch, settle what was received.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::message::{Identity, Key};
+
+/// One queue (or set of topics) of one broker, read by one adapter.
+pub trait Source: Send + 'static {
+    /// What the broker wants to see again when a message is settled.
+    type Receipt: Clone + Send + Sync + 'static;
+    /// Settles what this source handed out; lives as long as anything is unsettled.
+    type Settler: Settler<Receipt = Self::Receipt>;
+
+    /// What this source can and cannot do.
+    fn features(&self) -> Features;
+
+    /// Waits for messages and takes at most `room` of them, in the source's order.
+    ///
+    /// Cancel-safe: a dropped `receive` loses nothing, what it had taken comes again.
+    fn receive(
+        &mut self,
+        room: Room,
+    ) -> impl Future<Output = Result<Vec<Received<Self::Receipt>>, SourceError>> + Send;
+
+    /// The settling side, usable from other tasks.
+    fn settler(&self) -> Self::Settler;
+
+    /// Ends the connection. Everything received has been settled before.
+    fn close(self) -> impl Future<Output = ()> + Send;
+}
+
+/// Ends loans. Receipts come in lane order and their effects become durable in that order.
+pub trait Settler: Clone + Send + Sync + 'static {
+    /// As in [`Source::Receipt`].
+    type Receipt: Clone + Send + Sync + 'static;
+
+    /// The messages are delivered or safe in a store: the broker may forget them. Answers one
+    /// result per receipt, when it is durable.
+    fn ack(
+        &self,
+        receipts: Vec<Self::Receipt>,
+    ) -> impl Future<Output = Vec<Result<(), SettleError>>> + Send;
+
+    /// The messages go back, to come again in order, not before `delay` has passed.
+    fn give_back(
+        &self,
+        receipts: Vec<Self::Receipt>,
+        delay: Duration,
+    ) -> impl Future<Output = Vec<Result<(), SettleError>>> + Send;
+
+    /// To the broker's own dead letter; only called where [`Features::dead_letter`] is set.
+    fn reject(
+        &self,
+        receipts: Vec<Self::Receipt>,
+    ) -> impl Future<Output = Vec<Result<(), SettleError>>> + Send;
+
+    /// Prolongs the loan of these.
+    fn renew(
+        &self,
+        receipts: Vec<Self::Receipt>,
+    ) -> impl Future<Output = Vec<Result<(), SettleError>>> + Send;
+}
+
+/// How much may be taken now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// At most this many messages; at least 1.
+    pub messages: usize,
+    /// About this many bytes of bodies; one message may exceed it.
+    pub bytes: usize,
+}
+
+/// Names one poll of a source (FC-8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BatchId(pub u64);
+
+/// One message as a source hands it out.
+#[derive(Clone, Debug)]
+pub struct Received<R> {
+    /// Source plus the broker's own id.
+    pub identity: Identity,
+    /// The broker's own ordering key, when it has one. Wins over the body's.
+    pub key: Option<Key>,
+    /// Monotone per lane, where the source has positions.
+    pub position: Option<u64>,
+    /// Which poll it came with.
+    pub batch: BatchId,
+    /// The raw body.
+    pub body: Bytes,
+    /// The broker's own headers or attributes.
+    pub headers: Vec<(Arc<str>, Arc<str>)>,
+    /// For settling.
+    pub receipt: R,
+}
+
+/// What a source can do; what it cannot is said at start-up and in the docs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// `embedded`, `sqs`, …
+    pub kind: &'static str,
+    /// The broker's id is stable over redeliveries.
+    pub identity: bool,
+    /// What was given back comes again before anything behind it.
+    pub ordered_return: bool,
+    /// A return can be delayed.
+    pub delayed_return: bool,
+    /// The broker hands out no further message of a key while one of it is out.
+    pub key_lock: bool,
+    /// The broker has a dead-letter place of its own that was proven to exist.
+    pub dead_letter: bool,
+    /// How long a loan lasts without renewal; `None` while the connection (or process) lives.
+    pub lease: Option<Duration>,
+    /// Received positions are monotone per lane.
+    pub positions: bool,
+    /// Whether keyless messages run one at a time unless configured.
+    pub keyless_serial: bool,
+}
+
+/// A receive that failed; the consumer backs off and tries again.
+#[derive(Debug, thiserror::Error)]
+#[error("source `{source_name}`: {text}")]
+pub struct SourceError {
+    /// The source's name.
+    pub source_name: Arc<str>,
+    /// What went wrong and what would help.
+    pub text: String,
+    /// Whether trying again can help without somebody changing something.
+    pub permanent: bool,
+}
+
+/// A settlement that did not take effect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettleError {
+    /// Trying again may help.
+    #[error("{0}")]
+    Again(String),
+    /// The loan is over: the message is no longer ours.
+    #[error("the lease was lost: {0}")]
+    Lost(String),
+}

@@ -1,0 +1,193 @@
+//! Our own durable places: dead letters, parked keys, attempts, pauses, the audit log.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+
+use crate::message::{Identity, Key};
+
+/// Answers when the write is on disk (or says why it is not).
+pub type Durable<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
+
+/// Names a lane across restarts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LaneName {
+    /// The source's name in the config.
+    pub source: Arc<str>,
+    /// The pool's name.
+    pub pool: Arc<str>,
+    /// The ordering key.
+    pub key: Option<Key>,
+}
+
+/// A message as a store keeps it: raw, with what the broker said of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stored {
+    /// What it is known by.
+    pub identity: Identity,
+    /// Its lane.
+    pub lane: LaneName,
+    /// The raw body as received.
+    pub body: Bytes,
+    /// The broker's headers.
+    pub headers: Vec<(Arc<str>, Arc<str>)>,
+    /// The source's position, if any.
+    pub position: Option<u64>,
+}
+
+/// One failed attempt, written before the lane is held.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FailedAttempt {
+    /// When the attempt ended.
+    pub at: SystemTime,
+    /// [`crate::outcome::Reason::class`].
+    pub class: String,
+    /// The sentence for people.
+    pub text: String,
+    /// First bytes of the target's answer.
+    pub answer: Vec<u8>,
+}
+
+/// How a message fared so far: `round` counts its stays (a returned or replayed message begins a
+/// new one), `failed` the failed attempts of this stay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stay {
+    /// 0 for the first.
+    pub round: u32,
+    /// Failed attempts of this round.
+    pub failed: u32,
+}
+
+/// A dead letter: the raw message, why, and what was tried.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeadLetter {
+    /// The store's own number, 0 when it is not stored yet.
+    pub number: u64,
+    /// The message.
+    pub message: Stored,
+    /// A short class: `refused`, `exhausted`, `malformed`, `skipped`, `too-large`, …
+    pub reason: String,
+    /// A sentence.
+    pub text: String,
+    /// When it was stored.
+    pub at: SystemTime,
+    /// All failed attempts, oldest first (filled by the store from what was recorded).
+    pub attempts: Vec<FailedAttempt>,
+}
+
+/// A message parked with its key, in order of `row`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParkedRow {
+    /// The place in the parked key's order.
+    pub row: u64,
+    /// The message.
+    pub message: Stored,
+}
+
+/// A parked key.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParkedLane {
+    /// Which lane.
+    pub lane: LaneName,
+    /// Why it was parked.
+    pub reason: String,
+    /// Since when.
+    pub since: SystemTime,
+    /// How many messages it holds.
+    pub messages: u64,
+    /// An operator asked for replay: rows are fed back into the lane.
+    pub replaying: bool,
+}
+
+/// What an operator did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AuditEntry {
+    /// When.
+    pub at: SystemTime,
+    /// Who.
+    pub who: String,
+    /// Which verb.
+    pub verb: String,
+    /// On what.
+    pub lane: Option<LaneName>,
+    /// Which message, if the verb meant one.
+    pub identity: Option<Identity>,
+    /// Why, in the operator's words.
+    pub why: String,
+}
+
+/// The durable places. Every write answers when it is on disk; a failed write changed nothing.
+pub trait Store: Send + Sync + 'static {
+    /// How this message fared so far; from memory.
+    fn stay(&self, identity: &Identity) -> Stay;
+    /// Writes down a failed attempt; answers the stay with it counted.
+    fn failed_attempt(&self, identity: &Identity, attempt: FailedAttempt) -> Durable<Stay>;
+    /// The message goes back or is replayed: its next attempt begins a new round.
+    fn new_round(&self, identities: Vec<Identity>) -> Durable<()>;
+    /// Forgets the attempts of messages that were resolved.
+    fn forget(&self, identities: Vec<Identity>) -> Durable<()>;
+
+    /// Stores dead letters, each identity once. Where the message came from an embedded queue in
+    /// the same file it leaves that queue in the same transaction.
+    fn dead_letter(&self, letters: Vec<DeadLetter>) -> Durable<()>;
+    /// Dead letters with a number above `after`, oldest first.
+    fn dead_letters(&self, after: u64, limit: usize) -> Durable<Vec<DeadLetter>>;
+    /// How many there are.
+    fn dead_letter_count(&self) -> Durable<u64>;
+    /// Deletes these dead letters, with its audit entry, in one transaction.
+    fn trim_dead_letters(&self, numbers: Vec<u64>, audit: AuditEntry) -> Durable<u64>;
+
+    /// Parks a lane: stores `messages` (oldest first) behind what is parked of it already, each
+    /// identity once, in one transaction; those of an embedded queue in the same file leave it.
+    fn park(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<()>;
+    /// All parked lanes; from memory, for routing.
+    fn parked(&self) -> Vec<ParkedLane>;
+    /// One parked lane; from memory.
+    fn parked_lane(&self, lane: &LaneName) -> Option<ParkedLane>;
+    /// The parked rows of a lane in order, from `after` on.
+    fn parked_rows(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<ParkedRow>>;
+    /// Rows that were resolved leave the store; a lane without rows is no longer parked.
+    fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()>;
+    /// Marks a lane as being replayed (or stops that), with its audit entry in one transaction.
+    fn set_replaying(&self, lane: LaneName, replaying: bool, audit: AuditEntry) -> Durable<()>;
+    /// The row becomes a dead letter (skip); `None` deletes it (drop). One transaction.
+    fn remove_parked(
+        &self,
+        lane: LaneName,
+        rows: Vec<u64>,
+        as_letter: Option<(String, String)>,
+        audit: AuditEntry,
+    ) -> Durable<()>;
+
+    /// Pauses a lane, with its audit entry.
+    fn pause(&self, lane: LaneName, audit: AuditEntry) -> Durable<()>;
+    /// Ends a pause, with its audit entry.
+    fn resume(&self, lane: LaneName, audit: AuditEntry) -> Durable<()>;
+    /// All pauses; from memory.
+    fn pauses(&self) -> Vec<LaneName>;
+
+    /// Writes down what an operator did.
+    fn audit(&self, entry: AuditEntry) -> Durable<()>;
+    /// The newest entries, newest first.
+    fn audit_log(&self, limit: usize) -> Durable<Vec<AuditEntry>>;
+}
+
+/// A write or read that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The disk is full, or the file's budget.
+    #[error("no room on disk: {0}")]
+    Full(String),
+    /// The file cannot be written (read-only, gone, I/O error).
+    #[error("the store cannot be written: {0}")]
+    Unwritable(String),
+    /// The file is damaged.
+    #[error("the store's file is damaged: {0}")]
+    Corrupt(String),
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+}
