@@ -1,2 +1,68 @@
 //! Build and test commands of the project: `cargo xtask help`.
-fn main() {}
+//!
+//! Reading order: `test` is the one test command, `report` its summary, `tally` its count of tests, `deny` its
+//! licence check. `mutants` shows that the property tests can fail. `place` says where things are, `process` runs them.
+
+mod deny;
+mod mutants;
+mod place;
+mod process;
+mod report;
+mod tally;
+mod test;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+/// Nobody acts on the kind of an error here: it is printed once and ends the command.
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const HELP: &str = "\
+cargo xtask <command>
+
+  test [--quick]     format, lints, all tests, docs, packaging, licences; one summary at the end
+                     --quick: format, lints, and tests with fewer histories
+  mutants [name…]    break the code on purpose and check that the tests notice;
+                     a name is a mutation's or an invariant's (L1); none means all
+  help               this text
+
+environment
+  KEYLANE_HISTORIES  histories a property test runs (200000; with --quick 5000)
+  KEYLANE_CACHE      where tools and their builds are kept (~/.cache/keylane)
+";
+
+/// What a command came to: it could be carried out, and this is its answer.
+enum Answer {
+    Good,
+    Bad,
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match answer(&args) {
+        Ok(Answer::Good) => ExitCode::SUCCESS,
+        Ok(Answer::Bad) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn answer(args: &[String]) -> Result<Answer> {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        ["test"] => test::run(test::Extent::Full),
+        ["test", "--quick"] => test::run(test::Extent::Quick),
+        ["mutants", names @ ..] => mutants::run(names),
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(Answer::Good)
+        }
+        other => Err(format!(
+            "`{}` is no command; see `cargo xtask help`",
+            other.join(" ")
+        )
+        .into()),
+    }
+}
