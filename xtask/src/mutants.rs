@@ -85,8 +85,13 @@ fn check_green(trial: &Trial, chosen: &[&Mutation]) -> Result<()> {
 
 fn try_out(trial: &Trial, mutation: &Mutation) -> Result<Verdict> {
     let file = trial.tree().file(mutation.file);
-    let unbroken =
-        std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", mutation.file))?;
+    let Ok(unbroken) = std::fs::read_to_string(&file) else {
+        let reason = format!(
+            "mutation `{}`: there is no {}",
+            mutation.name, mutation.file
+        );
+        return Ok(Verdict::DoesNotApply(reason));
+    };
     let broken = match mutation.apply(&unbroken) {
         Ok(broken) => broken,
         Err(reason) => return Ok(Verdict::DoesNotApply(reason)),
@@ -98,11 +103,8 @@ fn try_out(trial: &Trial, mutation: &Mutation) -> Result<Verdict> {
 }
 
 fn print_table(chosen: &[&Mutation], verdicts: &[Verdict]) {
-    let width = chosen
-        .iter()
-        .map(|mutation| mutation.name.len())
-        .max()
-        .unwrap_or(0);
+    let names = chosen.iter().map(|mutation| mutation.name);
+    let width = names.map(str::len).fold("mutation".len(), usize::max);
     println!("\n{:<width$}  {:<9}  verdict", "mutation", "invariant");
     for (mutation, verdict) in chosen.iter().zip(verdicts) {
         println!(

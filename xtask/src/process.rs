@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
@@ -26,8 +26,9 @@ pub(crate) fn run_seeing(
     let mut lines = BufReader::new(child.stdout.take().expect("stdout is piped"));
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line)? > 0 {
-        io::stdout().write_all(&line)?;
-        see(String::from_utf8_lossy(&line).trim_end());
+        let text = String::from_utf8_lossy(&line);
+        print!("{text}");
+        see(text.trim_end());
         line.clear();
     }
     child.wait()

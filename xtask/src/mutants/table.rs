@@ -1,16 +1,23 @@
 //! The mutations: every property has at least one that makes it red. `docs/proof.md` says what each shows.
 //!
-//! To add one, copy an entry. `find` is copied from the code as it stands, long enough to occur only once; when the code
-//! moves on, a test of xtask says that it no longer applies.
+//! To add one, copy an entry. `find` is copied from the code as it stands, long enough to occur only
+//! once; when the code moves on, a test of xtask says that it no longer applies.
 //!
 //! ```text
+//! const LANES: TestRun = TestRun {
+//!     package: "keylane",
+//!     target: &["--test", "it"],
+//!     filter: "lanes",
+//!     env: &[("KEYLANE_HISTORIES", "20000")],
+//! };
+//!
 //! Mutation {
 //!     name: "retry-goes-to-the-back",
 //!     invariant: "L2",
 //!     file: "crates/keylane/src/lanes.rs",
-//!     find: "self.waiting.insert_by_sequence(item)",
-//!     replace: "self.waiting.push_back(item)",
-//!     test: TestRun { filter: "history", ..LANES },
+//!     find: "lane.put_back(item)",
+//!     replace: "lane.push(item)",
+//!     test: LANES,
 //! },
 //! ```
 
