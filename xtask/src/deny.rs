@@ -17,7 +17,13 @@ const FETCH_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Checks what needs no more than the crates themselves.
 pub(crate) fn licences() -> Result<Verdict> {
-    verdict(deny()?.args(["check", "licenses", "bans", "sources"]))
+    verdict(deny()?.args([
+        "check",
+        "--hide-inclusion-graph",
+        "licenses",
+        "bans",
+        "sources",
+    ]))
 }
 
 /// Checks for known vulnerabilities; skipped where their database cannot be had.
