@@ -1,1 +1,3 @@
 //! Tasks in order per key, concurrently across keys.
+
+pub mod lanes;

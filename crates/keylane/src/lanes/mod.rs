@@ -1,0 +1,1126 @@
+//! The ordering rule as plain data: which item of which lane may start now.
+//!
+//! No task, no lock, no clock and no I/O in here: time comes in as an argument, and everything
+//! that touches order is a method on [`Lanes`]. The executor is a thin shell around it.
+//!
+//! A lane is the queue of one key. It exists only while it holds or runs something (a pause, and a
+//! key's rate until its bucket is full, are kept a little longer and counted apart). Every step
+//! costs the same whatever the number of keys: nothing here scans lanes, except
+//! [`Lanes::reconfigure`] and the other methods that say so.
+
+mod items;
+mod rate;
+mod slots;
+mod turns;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+
+use items::{Item, Items};
+use rate::Bucket;
+use slots::Slots;
+use turns::{Link, Turns};
+
+pub use items::Hold;
+pub use rate::Rate;
+
+/// A point in time: nanoseconds since an epoch of the caller's choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(pub u64);
+
+/// The limits of all lanes together, and of a lane that has none of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How many items may run at once.
+    pub total: usize,
+    /// How many items may wait only because `total` run already.
+    pub queue: usize,
+    /// How often items may start.
+    pub rate: Option<Rate>,
+    /// How many starts a lane has before the next ready lane's turn; 0 counts as 1.
+    pub turn: u32,
+    /// The limits of each lane.
+    pub lane: LaneLimits,
+}
+
+/// The limits of one lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneLimits {
+    /// How many items of the lane may run at once; 0 counts as 1.
+    pub concurrency: usize,
+    /// How many items may wait because of their own key.
+    pub queue: usize,
+    /// How often items of the lane may start.
+    pub rate: Option<Rate>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            total: usize::MAX,
+            queue: usize::MAX,
+            rate: None,
+            turn: 1,
+            lane: LaneLimits::default(),
+        }
+    }
+}
+
+impl Default for LaneLimits {
+    fn default() -> Self {
+        Self {
+            concurrency: 1,
+            queue: usize::MAX,
+            rate: None,
+        }
+    }
+}
+
+/// What is special about a new lane.
+#[derive(Clone, Debug, Default)]
+pub struct Spec {
+    /// Its own limits instead of [`Limits::lane`].
+    pub limits: Option<LaneLimits>,
+    /// Whose lane it is, for fairness.
+    pub tenant: Option<Arc<str>>,
+    /// The tenant's share; 0 counts as 1.
+    pub weight: u32,
+}
+
+/// Names a waiting item, to cancel it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ItemId {
+    lane: u32,
+    seq: u64,
+}
+
+impl ItemId {
+    /// The item's place in the order of all submits; never used twice.
+    pub fn sequence(&self) -> u64 {
+        self.seq
+    }
+}
+
+/// A started item: the permit it holds. Give it to exactly one of [`Lanes::done`],
+/// [`Lanes::hold`] and [`Lanes::flush_from`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a ticket that is not given back keeps its permit for ever"]
+pub struct Ticket {
+    slot: u32,
+    seq: u64,
+}
+
+impl Ticket {
+    /// The number of the permit: below the most that ever ran at once.
+    pub fn slot(&self) -> usize {
+        self.slot as usize
+    }
+
+    /// The item's sequence.
+    pub fn sequence(&self) -> u64 {
+        self.seq
+    }
+}
+
+/// The answer of [`Lanes::next`].
+#[derive(Debug)]
+pub enum Next<J> {
+    /// This job starts now.
+    Start(Ticket, J),
+    /// No lane is ready; one may become so by itself at [`Lanes::wake_at`].
+    Nothing,
+    /// Lanes are ready, but as many run as may.
+    NoPermit,
+    /// Lanes are ready, but the rate of all says wait until then.
+    RateUntil(Time),
+}
+
+/// Refused for lack of room: the job comes back.
+#[derive(Debug)]
+pub struct Full<J> {
+    /// What was refused.
+    pub job: J,
+    /// Whose queue is full.
+    pub limit: FullOf,
+}
+
+/// Which queue limit refused an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FullOf {
+    /// The key's own.
+    Key,
+    /// That of all keys together.
+    Total,
+}
+
+/// What a flush took: everything that waited in one lane, oldest first.
+#[derive(Debug)]
+#[must_use = "the lane waits for `flush_done`"]
+pub struct Flushed<K, J> {
+    /// The lane's key.
+    pub key: K,
+    /// What waited, oldest first, with its sequence.
+    pub jobs: Vec<(u64, J)>,
+    /// For [`Lanes::flush_done`].
+    pub id: FlushId,
+}
+
+/// Names a lane that waits for [`Lanes::flush_done`].
+#[derive(Debug, PartialEq, Eq)]
+pub struct FlushId {
+    lane: u32,
+}
+
+/// What one lane is like right now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneState {
+    /// Items between start and done.
+    pub running: usize,
+    /// Items that wait or are held.
+    pub waiting: usize,
+    /// The limits in force.
+    pub limits: LaneLimits,
+    /// Whether somebody paused it.
+    pub paused: bool,
+    /// Whether and how long its front is held.
+    pub hold: Hold,
+    /// The time before which its rate allows no start, when that is what it waits for.
+    pub rate_until: Option<Time>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Flush {
+    No,
+    /// Nothing starts; what waits is taken as soon as nothing runs.
+    Wanted,
+    /// What waited was taken; nothing starts until that is dealt with.
+    Out,
+}
+
+/// What few lanes have.
+#[derive(Default)]
+struct Extra {
+    limits: Option<LaneLimits>,
+    bucket: Bucket,
+    /// The lane's entry in `timers`.
+    timer: Option<Time>,
+    /// The front may not start before `bucket` allows it.
+    rate_wait: bool,
+    /// Items beyond the queue limits, at the end of `items`, and the first one's sequence.
+    over: usize,
+    over_from: u64,
+    /// Its place in `want_room`.
+    wants_room: Option<u64>,
+    /// Items before this sequence were started and put back.
+    put_back_to: u64,
+    /// Somebody waits until the lane is empty.
+    watched: bool,
+}
+
+struct Lane<K, J> {
+    key: K,
+    hash: u64,
+    items: Items<J>,
+    link: Link,
+    tenant: u32,
+    running: u32,
+    /// Starts in its present turn.
+    turn_used: u32,
+    /// Its part of [`Lanes::go`].
+    go: u32,
+    paused: bool,
+    flush: Flush,
+    /// Its limits are to be asked for again.
+    stale: bool,
+    /// Neither holds nor runs anything.
+    dormant: bool,
+    extra: Option<Box<Extra>>,
+}
+
+impl<K, J> Lane<K, J> {
+    fn extra(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
+    }
+
+    fn limits(&self, default: &Limits) -> LaneLimits {
+        let own = self.extra.as_ref().and_then(|extra| extra.limits);
+        own.unwrap_or(default.lane)
+    }
+
+    fn over(&self) -> usize {
+        self.extra.as_ref().map_or(0, |extra| extra.over)
+    }
+
+    fn rate_wait(&self) -> bool {
+        self.extra.as_ref().is_some_and(|extra| extra.rate_wait)
+    }
+
+    /// Something other than limits keeps the front from starting.
+    fn blocked(&self) -> bool {
+        self.paused
+            || self.flush != Flush::No
+            || self.rate_wait()
+            || self
+                .items
+                .front()
+                .is_some_and(|item| item.hold != Hold::Free)
+    }
+
+    /// How many more may run by the lane's own limits.
+    fn free(&self, default: &Limits) -> usize {
+        if self.blocked() {
+            return 0;
+        }
+        let most = self.limits(default).concurrency.max(1);
+        most.saturating_sub(self.running as usize)
+    }
+
+    fn is_ready(&self, default: &Limits) -> bool {
+        !self.items.is_empty() && self.free(default) > 0
+    }
+
+    fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.running == 0 && self.flush == Flush::No
+    }
+}
+
+/// The running items, by slot.
+#[derive(Default)]
+struct Running {
+    slots: Vec<Option<(u32, u64)>>,
+    free: Vec<u32>,
+}
+
+impl Running {
+    fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    fn insert(&mut self, lane: u32, seq: u64) -> u32 {
+        let entry = Some((lane, seq));
+        if let Some(slot) = self.free.pop() {
+            self.slots[slot as usize] = entry;
+            return slot;
+        }
+        self.slots.push(entry);
+        (self.slots.len() - 1) as u32
+    }
+
+    /// The lane the ticket belongs to.
+    fn remove(&mut self, ticket: &Ticket) -> u32 {
+        let entry = self.slots[ticket.slot as usize].take();
+        let (lane, seq) = entry.expect("a ticket is given back once");
+        debug_assert_eq!(
+            seq, ticket.seq,
+            "a ticket is given back to the lanes it came from"
+        );
+        self.free.push(ticket.slot);
+        if self.len() == 0 && self.slots.capacity() > 1024 {
+            *self = Self::default();
+        }
+        lane
+    }
+}
+
+/// Lanes of items: strict order within a lane, turns between lanes, exact limits.
+pub struct Lanes<K, J> {
+    limits: Limits,
+    hasher: RandomState,
+    index: HashTable<u32>,
+    lanes: Slots<Lane<K, J>>,
+    turns: Turns,
+    running: Running,
+    bucket: Bucket,
+    timers: BTreeSet<(Time, u32)>,
+    /// The latest time that was passed in.
+    now: Time,
+    next_seq: u64,
+    waiting: usize,
+    dormant: usize,
+    /// Waiting items that only the limits of all keep from starting; kept where those are bounded.
+    go: usize,
+    /// Lanes whose next item waits for room in the queue of all, in the order they came.
+    want_room: BTreeMap<u64, u32>,
+    admitted: Vec<u64>,
+    flushed: Vec<Flushed<K, J>>,
+    emptied: Vec<K>,
+    visited: u64,
+    /// Some lane has had a rate of its own.
+    clock: bool,
+}
+
+impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
+    /// No lanes yet.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            hasher: RandomState::default(),
+            index: HashTable::new(),
+            lanes: Slots::new(),
+            turns: Turns::new(),
+            running: Running::default(),
+            bucket: Bucket::default(),
+            timers: BTreeSet::new(),
+            now: Time(0),
+            next_seq: 0,
+            waiting: 0,
+            dormant: 0,
+            go: 0,
+            want_room: BTreeMap::new(),
+            admitted: Vec::new(),
+            flushed: Vec::new(),
+            emptied: Vec::new(),
+            visited: 0,
+            clock: false,
+        }
+    }
+
+    /// Puts a job at the end of its key's lane. `spec` is asked when the lane is new.
+    ///
+    /// # Errors
+    /// [`Full`] with the job when its queue has no room; nothing has changed then.
+    pub fn push(
+        &mut self,
+        key: K,
+        job: J,
+        spec: impl FnOnce(&K) -> Spec,
+    ) -> Result<ItemId, Full<J>> {
+        let index = self.lane_for(key, spec);
+        match self.room(index) {
+            Ok(()) => Ok(self.append(index, job)),
+            Err(limit) => {
+                self.refresh(index);
+                Err(Full { job, limit })
+            }
+        }
+    }
+
+    /// Puts a job at the end of its key's lane even when there is no room: the answer says whether
+    /// there was. If not, [`Lanes::take_admitted`] names the item once there is, and until then
+    /// further pushes of that key are refused. It keeps its place either way.
+    pub fn push_over(&mut self, key: K, job: J, spec: impl FnOnce(&K) -> Spec) -> (ItemId, bool) {
+        let index = self.lane_for(key, spec);
+        let admitted = self.room(index).is_ok();
+        if !admitted {
+            let seq = self.next_seq;
+            let extra = self.lanes[index].extra();
+            if extra.over == 0 {
+                extra.over_from = seq;
+            }
+            extra.over += 1;
+        }
+        (self.append(index, job), admitted)
+    }
+
+    /// The next job to start, in turn. `gate` is asked for the front of each lane that could
+    /// start; a lane it does not let through is held as it says.
+    pub fn next(&mut self, now: Time, mut gate: impl FnMut(&K, &J) -> Hold) -> Next<J> {
+        self.tick(now);
+        while let Some(index) = self.turns.peek() {
+            if self.running.len() >= self.limits.total {
+                return Next::NoPermit;
+            }
+            self.visited += 1;
+            let lane = &mut self.lanes[index];
+            let front = lane.items.front_mut().expect("a ready lane has a front");
+            front.hold = gate(&lane.key, front.job());
+            if front.hold != Hold::Free || !self.key_rate_allows(index) {
+                self.refresh(index);
+                continue;
+            }
+            if let Some(at) = self.rate_says_wait() {
+                return Next::RateUntil(at);
+            }
+            return self.start(index);
+        }
+        Next::Nothing
+    }
+
+    /// The item is resolved: its permit is free.
+    pub fn done(&mut self, ticket: Ticket) {
+        let index = self.end(&ticket);
+        self.refresh_all(index);
+    }
+
+    /// The item goes back to its place by sequence and is held there; its permit is free.
+    pub fn hold(&mut self, ticket: Ticket, job: J, hold: Hold) {
+        let index = self.end(&ticket);
+        self.put_back(index, Item::new(ticket.seq, hold, job));
+        let extra = self.lanes[index].extra();
+        extra.put_back_to = extra.put_back_to.max(ticket.seq + 1);
+        self.refresh_all(index);
+    }
+
+    /// The item ends (or, with `job`, goes back to its place), and everything that waits in its
+    /// lane is taken as soon as nothing of it runs: see [`Lanes::take_flushed`].
+    pub fn flush_from(&mut self, ticket: Ticket, job: Option<J>) {
+        let index = self.end(&ticket);
+        if let Some(job) = job {
+            self.put_back(index, Item::new(ticket.seq, Hold::Free, job));
+        }
+        self.want_flush(index);
+        self.refresh_all(index);
+    }
+
+    /// Everything that waits in this key's lane is taken as soon as nothing of it runs. `false`
+    /// when there is no such lane.
+    pub fn flush(&mut self, key: &K) -> bool {
+        let Some(index) = self.find(key) else {
+            return false;
+        };
+        self.want_flush(index);
+        self.refresh_all(index);
+        true
+    }
+
+    /// What flushes have taken since the last call. Each lane waits for its
+    /// [`Lanes::flush_done`].
+    pub fn take_flushed(&mut self) -> Vec<Flushed<K, J>> {
+        std::mem::take(&mut self.flushed)
+    }
+
+    /// Ends a flush: `keep` goes back to its places, and the lane goes on with that and with what
+    /// arrived meanwhile.
+    pub fn flush_done(&mut self, flush: FlushId, keep: Vec<(u64, J)>) {
+        let index = flush.lane;
+        for (seq, job) in keep {
+            self.put_back(index, Item::new(seq, Hold::Free, job));
+        }
+        self.lanes[index].flush = Flush::No;
+        self.refresh_all(index);
+    }
+
+    /// Time goes on: holds that end by `now` end. [`Lanes::next`] does this by itself.
+    pub fn tick(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        while let Some(&(at, index)) = self.timers.first() {
+            if at > self.now {
+                break;
+            }
+            self.timers.pop_first();
+            self.expire(index);
+        }
+    }
+
+    /// When [`Lanes::tick`] has something to do, if nothing else happens before.
+    pub fn wake_at(&self) -> Option<Time> {
+        self.timers.first().map(|&(at, _)| at)
+    }
+
+    /// Ends the holds of this key's lane. `false` when there is no such lane.
+    pub fn release(&mut self, key: &K) -> bool {
+        let Some(index) = self.find(key) else {
+            return false;
+        };
+        let lane = &mut self.lanes[index];
+        let put_back_to = lane.extra.as_ref().map_or(0, |extra| extra.put_back_to);
+        lane.items.release(put_back_to);
+        self.refresh_all(index);
+        true
+    }
+
+    /// Nothing of this key starts until [`Lanes::resume`]. Works for keys that have no lane yet.
+    pub fn pause(&mut self, key: K, spec: impl FnOnce(&K) -> Spec) {
+        let index = self.lane_for(key, spec);
+        self.lanes[index].paused = true;
+        self.refresh_all(index);
+    }
+
+    /// Ends a pause; `false` when there was none.
+    pub fn resume(&mut self, key: &K) -> bool {
+        let Some(index) = self.find(key) else {
+            return false;
+        };
+        let was = std::mem::replace(&mut self.lanes[index].paused, false);
+        self.refresh_all(index);
+        was
+    }
+
+    /// Takes a waiting item out of its lane: it never starts, its place is free at once. `None`
+    /// when it does not wait (any more).
+    pub fn cancel(&mut self, item: ItemId) -> Option<J> {
+        let lane = self.lanes.get_mut(item.lane)?;
+        let job = lane.items.remove(item.seq)?;
+        self.waiting -= 1;
+        self.no_longer_over(item);
+        self.refresh_all(item.lane);
+        Some(job)
+    }
+
+    /// Takes the front of a key's lane if it waits and `which` says so.
+    pub fn take_head(&mut self, key: &K, which: impl FnOnce(&J) -> bool) -> Option<J> {
+        let lane = self.find(key)?;
+        let front = self.lanes[lane].items.front()?;
+        let seq = front.seq;
+        which(front.job()).then(|| self.cancel(ItemId { lane, seq }))?
+    }
+
+    /// Takes everything that waits in this key's lane, oldest first, at once, and forgets the
+    /// limits of its own. What runs goes on and still counts; a pause stays.
+    pub fn evict(&mut self, key: &K) -> Vec<J> {
+        let Some(index) = self.find(key) else {
+            return Vec::new();
+        };
+        let lane = &mut self.lanes[index];
+        lane.stale = true;
+        let jobs = lane.items.take();
+        if let Some(extra) = &mut lane.extra {
+            extra.over = 0;
+            extra.rate_wait = false;
+        }
+        self.admitted.extend(jobs.iter().map(|(seq, _)| *seq));
+        self.waiting -= jobs.len();
+        self.refresh_all(index);
+        jobs.into_iter().map(|(_, job)| job).collect()
+    }
+
+    /// Changes limits while everything goes on: increases act at once; after a decrease nothing
+    /// starts until fewer run than the new limit. Asks `spec` for every lane: costs O(lanes).
+    pub fn reconfigure(&mut self, limits: Limits, mut spec: impl FnMut(&K) -> Spec) {
+        self.limits = limits;
+        self.bucket.rebase(limits.rate, self.now);
+        for index in self.lanes.indices() {
+            let own = spec(&self.lanes[index].key);
+            self.respec(index, own);
+            self.refresh(index);
+        }
+        self.admit_waiting();
+    }
+
+    /// Every lane's waiting items are to be flushed: costs O(lanes).
+    pub fn flush_all(&mut self) {
+        for index in self.lanes.indices() {
+            self.want_flush(index);
+            self.refresh(index);
+        }
+        self.admit_waiting();
+    }
+
+    /// Everything that waits, oldest first within each key: costs O(lanes + items).
+    pub fn evict_all(&mut self) -> Vec<J> {
+        let keys: Vec<K> = self.live_keys();
+        keys.iter().flat_map(|key| self.evict(key)).collect()
+    }
+
+    /// The keys that hold or run something: costs O(lanes).
+    pub fn live_keys(&self) -> Vec<K> {
+        let lanes = self
+            .lanes
+            .indices()
+            .into_iter()
+            .map(|index| &self.lanes[index]);
+        let live = lanes.filter(|lane| !lane.dormant);
+        live.map(|lane| lane.key.clone()).collect()
+    }
+
+    /// Asks to be told by [`Lanes::take_emptied`] when this key holds and runs nothing; `false`
+    /// when that is so already.
+    pub fn watch(&mut self, key: &K) -> bool {
+        match self.find(key) {
+            Some(index) if !self.lanes[index].dormant => {
+                self.lanes[index].extra().watched = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Watched keys that have become empty since the last call.
+    pub fn take_emptied(&mut self) -> Vec<K> {
+        std::mem::take(&mut self.emptied)
+    }
+
+    /// Items pushed over the limits that have room now, or have started.
+    pub fn take_admitted(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.admitted)
+    }
+
+    /// The key of a started item.
+    pub fn key_of(&self, ticket: &Ticket) -> &K {
+        let entry = self.running.slots[ticket.slot as usize];
+        let (lane, _) = entry.expect("the ticket was not given back yet");
+        &self.lanes[lane].key
+    }
+
+    /// The started items of a key, as (slot, sequence): costs O(running).
+    pub fn running_of(&self, key: &K) -> Vec<(usize, u64)> {
+        let Some(index) = self.find(key) else {
+            return Vec::new();
+        };
+        let slots = self.running.slots.iter().enumerate();
+        let of_lane = slots.filter_map(|(slot, entry)| {
+            entry.and_then(|(lane, seq)| (lane == index).then_some((slot, seq)))
+        });
+        of_lane.collect()
+    }
+
+    /// What one key's lane is like; `None` when it has none.
+    pub fn state_of(&self, key: &K) -> Option<LaneState> {
+        let lane = &self.lanes[self.find(key)?];
+        let limits = lane.limits(&self.limits);
+        let extra = lane.extra.as_ref();
+        Some(LaneState {
+            running: lane.running as usize,
+            waiting: lane.items.len(),
+            limits,
+            paused: lane.paused,
+            hold: lane.items.front().map_or(Hold::Free, |front| front.hold),
+            rate_until: extra
+                .filter(|extra| extra.rate_wait)
+                .and_then(|extra| extra.timer),
+        })
+    }
+
+    /// What waits in one key's lane, in order.
+    pub fn waiting_of(&self, key: &K) -> impl Iterator<Item = &J> {
+        let lane = self.find(key).map(|index| &self.lanes[index]);
+        lane.into_iter().flat_map(|lane| lane.items.jobs())
+    }
+
+    /// Whether this key has a lane, so that `spec` will not be asked for it.
+    pub fn knows(&self, key: &K) -> bool {
+        self.find(key).is_some_and(|index| !self.lanes[index].stale)
+    }
+
+    /// Items that wait or are held.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Items between start and done.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Lanes that hold or run something.
+    pub fn live(&self) -> usize {
+        self.lanes.len() - self.dormant
+    }
+
+    /// Keys kept only for a pause or for a rate whose bucket is not full yet.
+    pub fn dormant(&self) -> usize {
+        self.dormant
+    }
+
+    /// Tenants that have lanes.
+    pub fn tenants(&self) -> usize {
+        self.turns.tenants()
+    }
+
+    /// Lanes that could start something.
+    pub fn ready(&self) -> usize {
+        self.turns.ready()
+    }
+
+    /// Whether there is nothing waiting, running or being flushed.
+    pub fn is_idle(&self) -> bool {
+        self.live() == 0
+    }
+
+    /// Whether times matter: something is held until a time, or there is a rate.
+    pub fn needs_clock(&self) -> bool {
+        self.clock
+            || !self.timers.is_empty()
+            || self.limits.rate.is_some()
+            || self.limits.lane.rate.is_some()
+    }
+
+    /// How many lanes [`Lanes::next`] has looked at in all: the cost of the steps.
+    pub fn visited(&self) -> u64 {
+        self.visited
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn find(&self, key: &K) -> Option<u32> {
+        let hash = self.hasher.hash_one(key);
+        let same = |&index: &u32| self.lanes[index].hash == hash && self.lanes[index].key == *key;
+        self.index.find(hash, same).copied()
+    }
+
+    fn lane_for(&mut self, key: K, spec: impl FnOnce(&K) -> Spec) -> u32 {
+        let hash = self.hasher.hash_one(&key);
+        let same = |&index: &u32| self.lanes[index].hash == hash && self.lanes[index].key == key;
+        if let Some(&index) = self.index.find(hash, same) {
+            if self.lanes[index].stale {
+                let own = spec(&self.lanes[index].key);
+                self.respec(index, own);
+            }
+            return index;
+        }
+        let spec = spec(&key);
+        self.clock |= spec.limits.is_some_and(|limits| limits.rate.is_some());
+        let lane = Lane {
+            key,
+            hash,
+            items: Items::new(),
+            link: Link::OUT,
+            tenant: self.turns.join(spec.tenant, spec.weight),
+            running: 0,
+            turn_used: 0,
+            go: 0,
+            paused: false,
+            flush: Flush::No,
+            stale: false,
+            dormant: false,
+            extra: spec.limits.map(|limits| {
+                Box::new(Extra {
+                    limits: Some(limits),
+                    ..Extra::default()
+                })
+            }),
+        };
+        let index = self.lanes.insert(lane);
+        self.index
+            .insert_unique(hash, index, |&other| self.lanes[other].hash);
+        index
+    }
+
+    /// Whether one more item of this lane has room.
+    fn room(&self, index: u32) -> Result<(), FullOf> {
+        let lane = &self.lanes[index];
+        if lane.over() > 0 {
+            return Err(FullOf::Key);
+        }
+        self.room_for_next(lane)
+    }
+
+    /// Whether the next item behind those that have room would have room too.
+    fn room_for_next(&self, lane: &Lane<K, J>) -> Result<(), FullOf> {
+        if !self.bounded(lane) {
+            return Ok(());
+        }
+        let inside = lane.items.len() - lane.over();
+        let free = lane.free(&self.limits);
+        if inside < free {
+            let permits = self.limits.total.saturating_sub(self.running.len());
+            let room = permits.saturating_add(self.limits.queue);
+            return (self.go < room).then_some(()).ok_or(FullOf::Total);
+        }
+        let queue = lane.limits(&self.limits).queue;
+        (inside - free < queue).then_some(()).ok_or(FullOf::Key)
+    }
+
+    fn bounded(&self, lane: &Lane<K, J>) -> bool {
+        self.limits.queue != usize::MAX || lane.limits(&self.limits).queue != usize::MAX
+    }
+
+    fn append(&mut self, index: u32, job: J) -> ItemId {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.waiting += 1;
+        let lane = &mut self.lanes[index];
+        if std::mem::replace(&mut lane.dormant, false) {
+            self.dormant -= 1;
+        }
+        lane.items.push_back(Item::new(seq, Hold::Free, job));
+        self.refresh(index);
+        ItemId { lane: index, seq }
+    }
+
+    fn put_back(&mut self, index: u32, item: Item<J>) {
+        self.waiting += 1;
+        self.lanes[index].items.insert(item);
+    }
+
+    fn key_rate_allows(&mut self, index: u32) -> bool {
+        let lane = &mut self.lanes[index];
+        let Some(rate) = lane.limits(&self.limits).rate else {
+            return true;
+        };
+        let extra = lane.extra();
+        extra.rate_wait = extra.bucket.next_at(rate) > self.now;
+        !extra.rate_wait
+    }
+
+    fn rate_says_wait(&self) -> Option<Time> {
+        let at = self.bucket.next_at(self.limits.rate?);
+        (at > self.now).then_some(at)
+    }
+
+    fn start(&mut self, index: u32) -> Next<J> {
+        let now = self.now;
+        let lane = &mut self.lanes[index];
+        let item = lane.items.pop_front().expect("a ready lane has a front");
+        lane.running += 1;
+        lane.turn_used += 1;
+        if let Some(rate) = lane.limits(&self.limits).rate {
+            lane.extra().bucket.spend(rate, now);
+        }
+        if let Some(rate) = self.limits.rate {
+            self.bucket.spend(rate, now);
+        }
+        self.waiting -= 1;
+        let seq = item.seq;
+        let slot = self.running.insert(index, seq);
+        self.turns.served();
+        self.take_turn(index);
+        if self.no_longer_over(ItemId { lane: index, seq }) {
+            self.admitted.push(seq);
+        }
+        self.refresh_all(index);
+        Next::Start(Ticket { slot, seq }, item.into_job())
+    }
+
+    /// A lane that stays ready and has used its turn goes behind the others.
+    fn take_turn(&mut self, index: u32) {
+        let turn = self.limits.turn.max(1);
+        let lane = &mut self.lanes[index];
+        if lane.is_ready(&self.limits) && lane.turn_used >= turn {
+            lane.turn_used = 0;
+            self.turns.move_back(&mut self.lanes, index);
+        }
+    }
+
+    /// The item's permit is free; answers its lane.
+    fn end(&mut self, ticket: &Ticket) -> u32 {
+        let index = self.running.remove(ticket);
+        self.lanes[index].running -= 1;
+        index
+    }
+
+    fn want_flush(&mut self, index: u32) {
+        let lane = &mut self.lanes[index];
+        if lane.flush == Flush::No && !lane.is_empty() {
+            lane.flush = Flush::Wanted;
+        }
+    }
+
+    /// The lane's timer went off.
+    fn expire(&mut self, index: u32) {
+        let now = self.now;
+        let lane = &mut self.lanes[index];
+        let extra = lane.extra();
+        extra.timer = None;
+        extra.rate_wait = false;
+        if let Some(front) = lane.items.front_mut()
+            && matches!(front.hold, Hold::Until(at) if at <= now)
+        {
+            front.hold = Hold::Free;
+        }
+        self.refresh_all(index);
+    }
+
+    fn respec(&mut self, index: u32, spec: Spec) {
+        let now = self.now;
+        let lane = &mut self.lanes[index];
+        lane.stale = false;
+        if spec.limits.is_some() || lane.extra.is_some() {
+            let default = self.limits.lane;
+            let extra = lane.extra();
+            extra.limits = spec.limits;
+            extra.rate_wait = false;
+            extra
+                .bucket
+                .rebase(spec.limits.unwrap_or(default).rate, now);
+        }
+        self.clock |= spec.limits.is_some_and(|limits| limits.rate.is_some());
+        let joined = self.turns.join(spec.tenant, spec.weight);
+        let old = self.lanes[index].tenant;
+        if joined != old && self.lanes[index].link.listed {
+            self.turns.remove(&mut self.lanes, index);
+        }
+        self.lanes[index].tenant = joined;
+        self.turns.leave(old);
+    }
+
+    /// An item left the lane: was it one beyond the limits? The next of those is the first then.
+    fn no_longer_over(&mut self, item: ItemId) -> bool {
+        let lane = &mut self.lanes[item.lane];
+        let Some(extra) = &mut lane.extra else {
+            return false;
+        };
+        if extra.over == 0 || item.seq < extra.over_from {
+            return false;
+        }
+        extra.over -= 1;
+        if item.seq == extra.over_from {
+            extra.over_from = lane.items.next_after(item.seq).unwrap_or(u64::MAX);
+        }
+        true
+    }
+
+    /// As [`Self::refresh`], and gives freed room of all to those who wait for it.
+    fn refresh_all(&mut self, index: u32) {
+        self.refresh(index);
+        self.admit_waiting();
+    }
+
+    /// Derives everything about a lane that follows from its state: its place among the ready
+    /// ones, its timer, its room, whether it is still needed.
+    fn refresh(&mut self, index: u32) {
+        self.take_flush(index);
+        self.list(index);
+        self.count_room(index);
+        self.set_timer(index);
+        if self.lanes[index].is_empty() {
+            self.retire(index);
+        }
+    }
+
+    fn take_flush(&mut self, index: u32) {
+        let lane = &mut self.lanes[index];
+        if lane.flush != Flush::Wanted || lane.running > 0 {
+            return;
+        }
+        lane.flush = Flush::Out;
+        let jobs = lane.items.take();
+        self.waiting -= jobs.len();
+        if let Some(extra) = &mut lane.extra {
+            extra.over = 0;
+        }
+        let key = lane.key.clone();
+        self.admitted.extend(jobs.iter().map(|(seq, _)| *seq));
+        self.flushed.push(Flushed {
+            key,
+            jobs,
+            id: FlushId { lane: index },
+        });
+    }
+
+    fn list(&mut self, index: u32) {
+        let lane = &mut self.lanes[index];
+        let ready = lane.is_ready(&self.limits);
+        if ready == lane.link.listed {
+            return;
+        }
+        if !ready {
+            self.turns.remove(&mut self.lanes, index);
+        } else if (1..self.limits.turn).contains(&lane.turn_used) {
+            self.turns.push_front(&mut self.lanes, index);
+        } else {
+            lane.turn_used = 0;
+            self.turns.push_back(&mut self.lanes, index);
+        }
+    }
+
+    /// Brings the lane's part of `go` up to date and lets those beyond the limits in as far as
+    /// there is room.
+    fn count_room(&mut self, index: u32) {
+        if self.limits.queue == usize::MAX && self.lanes[index].over() == 0 {
+            return;
+        }
+        loop {
+            let lane = &mut self.lanes[index];
+            let inside = lane.items.len() - lane.over();
+            let go = inside.min(lane.free(&self.limits)).min(u32::MAX as usize) as u32;
+            self.go = self.go - lane.go as usize + go as usize;
+            lane.go = go;
+            if lane.over() == 0 {
+                return;
+            }
+            match self.room_for_next(&self.lanes[index]) {
+                Ok(()) => self.admit_one(index),
+                Err(FullOf::Key) => return,
+                Err(FullOf::Total) => return self.wait_for_room(index),
+            }
+        }
+    }
+
+    fn wait_for_room(&mut self, index: u32) {
+        let extra = self.lanes[index].extra();
+        if extra.wants_room.is_none() {
+            // A sequence that only one item can be the first over of: unique among the waiting.
+            extra.wants_room = Some(extra.over_from);
+            self.want_room.insert(extra.over_from, index);
+        }
+    }
+
+    fn admit_one(&mut self, index: u32) {
+        let lane = &mut self.lanes[index];
+        let extra = lane.extra.as_mut().expect("a lane with items over has it");
+        self.admitted.push(extra.over_from);
+        extra.over -= 1;
+        extra.over_from = lane.items.next_after(extra.over_from).unwrap_or(u64::MAX);
+    }
+
+    /// Room of all may have become free: those who wait for it come in, first come first served.
+    fn admit_waiting(&mut self) {
+        while let Some(first) = self.want_room.first_entry() {
+            let permits = self.limits.total.saturating_sub(self.running.len());
+            if self.go >= permits.saturating_add(self.limits.queue) {
+                return;
+            }
+            let index = first.remove();
+            self.lanes[index].extra().wants_room = None;
+            self.count_room(index);
+        }
+    }
+
+    fn set_timer(&mut self, index: u32) {
+        let at = self.timer_of(index);
+        let lane = &mut self.lanes[index];
+        let old = lane.extra.as_ref().and_then(|extra| extra.timer);
+        if at == old {
+            return;
+        }
+        lane.extra().timer = at;
+        if let Some(old) = old {
+            self.timers.remove(&(old, index));
+        }
+        if let Some(at) = at {
+            self.timers.insert((at, index));
+        }
+    }
+
+    /// When this lane wants to be looked at.
+    fn timer_of(&self, index: u32) -> Option<Time> {
+        let lane = &self.lanes[index];
+        let Some(front) = lane.items.front() else {
+            let extra = lane.extra.as_ref()?;
+            let full_at = extra.bucket.full_at;
+            return (lane.is_empty() && full_at > self.now).then_some(full_at);
+        };
+        match front.hold {
+            Hold::Until(at) => Some(at),
+            Hold::UntilReleased => None,
+            Hold::Free => {
+                let extra = lane.extra.as_ref().filter(|extra| extra.rate_wait)?;
+                let rate = lane.limits(&self.limits).rate?;
+                Some(extra.bucket.next_at(rate))
+            }
+        }
+    }
+
+    /// An empty lane goes, unless a pause or a rate still needs it.
+    fn retire(&mut self, index: u32) {
+        let lane = &mut self.lanes[index];
+        if let Some(extra) = &mut lane.extra
+            && std::mem::take(&mut extra.watched)
+        {
+            self.emptied.push(lane.key.clone());
+        }
+        let timer = lane.extra.as_ref().and_then(|extra| extra.timer);
+        if lane.paused || timer.is_some() {
+            if !std::mem::replace(&mut lane.dormant, true) {
+                self.dormant += 1;
+            }
+            return;
+        }
+        let gone = self.lanes.remove(index);
+        if let Some(place) = gone.extra.and_then(|extra| extra.wants_room) {
+            self.want_room.remove(&place);
+        }
+        self.dormant -= usize::from(gone.dormant);
+        self.go -= gone.go as usize;
+        self.turns.leave(gone.tenant);
+        let entry = self.index.find_entry(gone.hash, |&other| other == index);
+        entry.expect("every lane is in the index").remove();
+        self.shrink_index();
+    }
+
+    fn shrink_index(&mut self) {
+        let (len, capacity) = (self.index.len(), self.index.capacity());
+        if capacity > 1024 && len < capacity / 8 {
+            self.index
+                .shrink_to(len * 2, |&other| self.lanes[other].hash);
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Numbered places for lanes, in chunks that are given back when they are empty.
+
+use std::mem;
+
+const CHUNK: usize = 64;
+
+/// Like a slab, but its memory follows what it holds: a chunk whose last entry leaves is freed.
+pub(super) struct Slots<T> {
+    chunks: Vec<Chunk<T>>,
+    /// Chunks that have a free place.
+    open: Vec<u32>,
+    /// How many chunks have memory.
+    filled: usize,
+    len: usize,
+}
+
+struct Chunk<T> {
+    /// Empty when the chunk's memory was given back.
+    places: Vec<Option<T>>,
+    /// One bit per place.
+    used: u64,
+    /// Whether `open` names this chunk.
+    listed: bool,
+}
+
+impl<T> Slots<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            chunks: Vec::new(),
+            open: Vec::new(),
+            filled: 0,
+            len: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn insert(&mut self, value: T) -> u32 {
+        let at = self.open_chunk();
+        let chunk = &mut self.chunks[at];
+        let bit = (!chunk.used).trailing_zeros() as usize;
+        if chunk.places.capacity() == 0 {
+            chunk.places.reserve_exact(CHUNK);
+            self.filled += 1;
+        }
+        if bit == chunk.places.len() {
+            chunk.places.push(Some(value));
+        } else {
+            chunk.places[bit] = Some(value);
+        }
+        chunk.used |= 1 << bit;
+        if chunk.used == u64::MAX {
+            chunk.listed = false;
+            self.open.pop();
+        }
+        self.len += 1;
+        (at * CHUNK + bit) as u32
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> T {
+        let (at, bit) = split(index);
+        let chunk = &mut self.chunks[at];
+        let value = chunk.places[bit].take().expect("a live index");
+        chunk.used &= !(1 << bit);
+        self.len -= 1;
+        // Two chunks stay in reserve, so that a lone entry that comes and goes allocates nothing.
+        if chunk.used == 0 && self.filled * CHUNK > self.len + 2 * CHUNK {
+            chunk.places = Vec::new();
+            self.filled -= 1;
+        }
+        if !mem::replace(&mut chunk.listed, true) {
+            self.open.push(at as u32);
+        }
+        value
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&T> {
+        let (at, bit) = split(index);
+        self.chunks.get(at)?.places.get(bit)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        let (at, bit) = split(index);
+        self.chunks.get_mut(at)?.places.get_mut(bit)?.as_mut()
+    }
+
+    pub(super) fn indices(&self) -> Vec<u32> {
+        let live = |(at, chunk): (usize, &Chunk<T>)| {
+            let used = chunk.used;
+            (0..CHUNK)
+                .filter(move |bit| used & (1 << bit) != 0)
+                .map(move |bit| (at * CHUNK + bit) as u32)
+        };
+        self.chunks.iter().enumerate().flat_map(live).collect()
+    }
+
+    /// A chunk with a free place; made where there is none.
+    fn open_chunk(&mut self) -> usize {
+        if let Some(&at) = self.open.last() {
+            return at as usize;
+        }
+        self.chunks.push(Chunk {
+            places: Vec::new(),
+            used: 0,
+            listed: true,
+        });
+        self.open.push((self.chunks.len() - 1) as u32);
+        self.chunks.len() - 1
+    }
+}
+
+impl<T> std::ops::Index<u32> for Slots<T> {
+    type Output = T;
+
+    fn index(&self, index: u32) -> &T {
+        self.get(index).expect("a live index")
+    }
+}
+
+impl<T> std::ops::IndexMut<u32> for Slots<T> {
+    fn index_mut(&mut self, index: u32) -> &mut T {
+        self.get_mut(index).expect("a live index")
+    }
+}
+
+fn split(index: u32) -> (usize, usize) {
+    (index as usize / CHUNK, index as usize % CHUNK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    #[test]
+    fn holds_what_was_inserted_whatever_came_and_went() {
+        let mut slots = Slots::new();
+        let mut model = HashMap::new();
+        let mut state = 1_u64;
+        for step in 0..20_000_u64 {
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let grow = (step / 2_000).is_multiple_of(2);
+            if model.is_empty() || (state >> 33) % 10 < if grow { 7 } else { 3 } {
+                let index = slots.insert(step);
+                assert!(
+                    model.insert(index, step).is_none(),
+                    "index {index} was in use"
+                );
+            } else {
+                let index = *model
+                    .keys()
+                    .nth((state >> 40) as usize % model.len())
+                    .unwrap();
+                assert_eq!(slots.remove(index), model.remove(&index).unwrap());
+            }
+            assert_eq!(slots.len(), model.len());
+        }
+        let mut live = slots.indices();
+        live.sort_unstable();
+        let mut expected: Vec<u32> = model.keys().copied().collect();
+        expected.sort_unstable();
+        assert_eq!(live, expected);
+    }
+
+    #[test]
+    fn gives_memory_back_when_emptied() {
+        let mut slots = Slots::new();
+        let all: Vec<u32> = (0..10_000).map(|n| slots.insert(n)).collect();
+        for &index in &all[1..] {
+            slots.remove(index);
+        }
+        let held: usize = slots.chunks.iter().map(|c| c.places.capacity()).sum();
+        assert!(held <= 3 * CHUNK, "{held} places for one entry");
+    }
+}
