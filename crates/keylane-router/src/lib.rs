@@ -1,5 +1,6 @@
 //! Messages in from sources, through named pools, out to their targets: in order per key.
 
+pub mod history;
 pub mod message;
 pub mod outcome;
 pub mod plan;
