@@ -1,8 +1,11 @@
 //! Messages in from sources, through named pools, out to their targets: in order per key.
 
+pub mod dispatch;
 pub mod history;
 pub mod message;
 pub mod outcome;
 pub mod plan;
 pub mod source;
 pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;

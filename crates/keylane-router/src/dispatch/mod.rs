@@ -1,0 +1,93 @@
+//! One attempt of one message: the call of its target, over HTTP or in this process.
+//!
+//! Reading order: [`http`] makes the call, [`target`] reads the URL, [`headers`] says what the
+//! target is told, `dial` opens the connection, [`answer`] is the failure table.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::message::{Identity, Message};
+use crate::outcome::Outcome;
+use crate::plan::{Targets, TimeoutPlan};
+
+pub mod answer;
+mod body;
+mod dial;
+mod handler;
+pub mod headers;
+pub mod http;
+pub mod retry_after;
+pub mod target;
+
+pub use self::http::{HttpDispatch, HttpOptions};
+pub use handler::{Handler, HandlerFn, RefHandler, handler, handler_fn};
+
+/// What a dispatch is told about one call besides the message.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    /// What the message is known by.
+    pub identity: Identity,
+    /// Counts from 1 within this round.
+    pub number: u32,
+    /// The stay this attempt belongs to; 0 for the first.
+    pub round: u32,
+    /// The pool it runs in.
+    pub pool: Arc<str>,
+    /// Monotone per lane, where the source has positions.
+    pub position: Option<u64>,
+    /// The numbered place in which it runs, for span and log.
+    pub slot: usize,
+    /// How long it may take.
+    pub timeout: TimeoutPlan,
+    /// Which targets may be called. Shared, because every attempt carries it.
+    pub targets: Arc<Targets>,
+}
+
+/// Makes one attempt. HTTP is one implementation, a function of the embedding program another.
+///
+/// Dropping the future ends the attempt. A dispatch keeps no promise of its own about order or
+/// repetition: it is called once per attempt.
+pub trait Dispatch: Send + Sync + 'static {
+    /// Calls the target once and says what came of it.
+    fn attempt<'a>(
+        &'a self,
+        message: &'a Message,
+        attempt: &'a Attempt,
+    ) -> impl Future<Output = Outcome> + Send + 'a;
+
+    /// Whom the message would be sent to (`https://host:443`): what a circuit breaker goes by.
+    /// `None` where no breaker applies: calls in this process, targets that cannot be called.
+    fn origin(&self, message: &Message) -> Option<Arc<str>> {
+        let _ = message;
+        None
+    }
+}
+
+/// [`Dispatch`] behind a pointer, so that what holds one need not be generic. Every `Dispatch`
+/// is one.
+pub trait DynDispatch: Send + Sync + 'static {
+    /// As [`Dispatch::attempt`].
+    fn attempt_boxed<'a>(
+        &'a self,
+        message: &'a Message,
+        attempt: &'a Attempt,
+    ) -> Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
+
+    /// As [`Dispatch::origin`].
+    fn origin_of(&self, message: &Message) -> Option<Arc<str>>;
+}
+
+impl<D: Dispatch> DynDispatch for D {
+    fn attempt_boxed<'a>(
+        &'a self,
+        message: &'a Message,
+        attempt: &'a Attempt,
+    ) -> Pin<Box<dyn Future<Output = Outcome> + Send + 'a>> {
+        Box::pin(self.attempt(message, attempt))
+    }
+
+    fn origin_of(&self, message: &Message) -> Option<Arc<str>> {
+        self.origin(message)
+    }
+}

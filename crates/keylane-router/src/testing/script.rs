@@ -1,0 +1,154 @@
+//! How a test target behaves: one answer per request, fixed, drawn by lot, or by a closure.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::target::Request;
+
+/// What a test target does with one request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// This status, these headers, this body.
+    Status {
+        /// The status code.
+        code: u16,
+        /// Extra headers.
+        headers: Vec<(&'static str, String)>,
+        /// The body.
+        body: Bytes,
+    },
+    /// The answer after a while.
+    After(Duration, Box<Answer>),
+    /// Never answers; ends when the peer closes the connection.
+    Hang,
+    /// Closes the connection without an answer.
+    Reset,
+    /// 200 whose body stops in the middle without an end, the connection open.
+    SlowBody,
+    /// 200 whose body is shorter than its length says, the connection closed.
+    CutBody,
+}
+
+impl Answer {
+    /// A status without a body.
+    pub fn status(code: u16) -> Self {
+        Self::Status {
+            code,
+            headers: Vec::new(),
+            body: Bytes::new(),
+        }
+    }
+
+    /// 200.
+    pub fn ok() -> Self {
+        Self::status(200)
+    }
+
+    /// 200 with `{"ack": false, "delaySeconds": N}`.
+    pub fn not_yet(delay_seconds: u64) -> Self {
+        Self::ok().body(format!(
+            "{{\"ack\":false,\"delaySeconds\":{delay_seconds}}}"
+        ))
+    }
+
+    /// Adds a header; only to a status.
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        if let Self::Status { headers, .. } = &mut self {
+            headers.push((name, value.into()));
+        }
+        self
+    }
+
+    /// Sets the body; only of a status.
+    pub fn body(mut self, bytes: impl Into<Bytes>) -> Self {
+        if let Self::Status { body, .. } = &mut self {
+            *body = bytes.into();
+        }
+        self
+    }
+
+    /// Waits before it answers.
+    pub fn after(self, delay: Duration) -> Self {
+        Self::After(delay, Box::new(self))
+    }
+
+    /// The word for it in a history: what the router should make of it.
+    pub fn outcome(&self) -> &'static str {
+        match self {
+            Self::After(_, then) => then.outcome(),
+            Self::Status { code, body, .. } => match code {
+                200..=299 if body.starts_with(b"{\"ack\":false") => "not-yet",
+                200..=299 => "delivered",
+                _ => "not-delivered",
+            },
+            _ => "not-delivered",
+        }
+    }
+}
+
+/// Chooses the answer to a request. Every `Fn(&Request) -> Answer` is one.
+pub trait Behaviour: Send + Sync + 'static {
+    /// What to do with this one.
+    fn answer(&self, request: &Request) -> Answer;
+}
+
+impl<F: Fn(&Request) -> Answer + Send + Sync + 'static> Behaviour for F {
+    fn answer(&self, request: &Request) -> Answer {
+        self(request)
+    }
+}
+
+/// The same answer to everything.
+pub fn fixed(answer: Answer) -> impl Behaviour {
+    move |_: &Request| answer.clone()
+}
+
+/// Draws each answer by lot, with weights; the same seed draws the same row of answers.
+pub fn random(seed: u64, answers: Vec<(u32, Answer)>) -> Draw {
+    assert!(answers.iter().any(|(weight, _)| *weight > 0), "no weights");
+    Draw {
+        state: AtomicU64::new(seed),
+        answers,
+    }
+}
+
+/// Made by [`random`].
+#[derive(Debug)]
+pub struct Draw {
+    state: AtomicU64,
+    answers: Vec<(u32, Answer)>,
+}
+
+impl Behaviour for Draw {
+    fn answer(&self, _: &Request) -> Answer {
+        let total: u64 = self
+            .answers
+            .iter()
+            .map(|(weight, _)| u64::from(*weight))
+            .sum();
+        let mut left = self.next() % total;
+        for (weight, answer) in &self.answers {
+            match left.checked_sub(u64::from(*weight)) {
+                Some(rest) => left = rest,
+                None => return answer.clone(),
+            }
+        }
+        unreachable!("the lot is below the sum of the weights")
+    }
+}
+
+impl Draw {
+    /// SplitMix64: a row of good numbers from a counter.
+    fn next(&self) -> u64 {
+        const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+        let mut z = self
+            .state
+            .fetch_add(STEP, Ordering::Relaxed)
+            .wrapping_add(STEP);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}

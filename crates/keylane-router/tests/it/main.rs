@@ -1,0 +1,3 @@
+//! What the router promises, over real HTTP and real files.
+
+mod dispatch;
