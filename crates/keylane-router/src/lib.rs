@@ -1,5 +1,6 @@
 //! Messages in from sources, through named pools, out to their targets: in order per key.
 
+pub mod breaker;
 pub mod dispatch;
 pub mod history;
 pub mod message;

@@ -1,3 +1,4 @@
 //! What the router promises, over real HTTP and real files.
 
+mod breaker;
 mod dispatch;

@@ -1,0 +1,461 @@
+//! Circuit breakers, one per target origin and shared by pools: an origin that is ill is left
+//! alone for a while instead of being called by every lane in turn.
+//!
+//! Closed, calls go through and their results fill a window; when the window is full and enough of
+//! it failed, the breaker opens. After a while it is half open: a few probes at once. Any answer
+//! that is no failure closes it, a failure opens it again.
+//!
+//! [`Table`] is the rule as plain data, with time passed in. [`Breakers`] puts a lock around it
+//! and makes a call a value that gives its slot back when dropped. Who waits for an origin is the
+//! caller's business: a [`Change`] tells it when to look again.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use crate::outcome::Outcome;
+use crate::plan::BreakerPlan;
+
+/// How many origins are known at once, unless told otherwise.
+pub const ORIGINS: usize = 10_000;
+
+/// Whether a call may start now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// Yes.
+    Go,
+    /// No; [`Change::Opened`] told when, and it is then.
+    OpenUntil(Instant),
+    /// Half open, and as many probes are under way as may be. [`Change`] tells when one is free.
+    NoSlot,
+}
+
+/// How a call ended, as far as the origin's health goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The origin answered, whatever it said, and the answer is no breaker failure.
+    Answered,
+    /// A breaker failure.
+    Failed,
+    /// Nothing was learnt: the call was cut by us, or never made.
+    Unknown,
+}
+
+impl Verdict {
+    /// What an outcome says about the origin.
+    pub fn of(outcome: &Outcome) -> Self {
+        match outcome {
+            Outcome::Delivered | Outcome::NotYet { .. } => Self::Answered,
+            Outcome::Busy { reason, .. } | Outcome::Failed(reason) | Outcome::Refused(reason) => {
+                match (reason.breaker_failure, reason.status) {
+                    (true, _) => Self::Failed,
+                    (false, Some(_)) => Self::Answered,
+                    // No answer and no failure: no call was made.
+                    (false, None) => Self::Unknown,
+                }
+            }
+        }
+    }
+}
+
+/// Something those who wait for an origin must know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Which origin.
+    pub origin: Arc<str>,
+    /// What changed.
+    pub kind: ChangeKind,
+}
+
+/// What changed for those who wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// Open until then; at that time wake as many as there are `probes`.
+    Opened(Instant),
+    /// A probe ended without a result: wake one.
+    SlotFree,
+    /// Closed: wake all.
+    Closed,
+}
+
+/// A call that was let through; hand it to [`Table::end`] exactly once.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ticket {
+    place: usize,
+    /// Which of the entry's states the call belongs to; results of earlier ones say nothing.
+    era: u64,
+}
+
+/// All breakers as plain data.
+#[derive(Debug)]
+pub struct Table {
+    plan: BreakerPlan,
+    capacity: usize,
+    places: HashMap<Arc<str>, usize>,
+    entries: Vec<Entry>,
+    /// Where the search for an entry to forget goes on.
+    hand: usize,
+    /// How many entries are not closed: whether the search can succeed.
+    unwell: usize,
+    /// Counts states over all entries, so that a ticket never fits another entry's state.
+    eras: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    origin: Arc<str>,
+    era: u64,
+    state: State,
+    /// Used since the hand last passed.
+    used: bool,
+}
+
+#[derive(Debug)]
+enum State {
+    Closed(Window),
+    Open { until: Instant },
+    HalfOpen { probes: usize },
+}
+
+/// The last calls' results.
+#[derive(Debug, Default)]
+struct Window {
+    /// `true` is a failure; oldest first.
+    calls: VecDeque<bool>,
+    failures: usize,
+}
+
+impl Window {
+    fn push(&mut self, failed: bool, length: usize) {
+        if self.calls.len() == length && self.calls.pop_front() == Some(true) {
+            self.failures -= 1;
+        }
+        self.calls.push_back(failed);
+        self.failures += usize::from(failed);
+    }
+}
+
+impl Table {
+    /// No origin known yet; at most `capacity` of them (at least 1).
+    pub fn new(plan: BreakerPlan, capacity: usize) -> Self {
+        Self {
+            plan,
+            capacity: capacity.max(1),
+            places: HashMap::new(),
+            entries: Vec::new(),
+            hand: 0,
+            unwell: 0,
+            eras: 0,
+        }
+    }
+
+    /// Whether a call of this origin may start now. Changes nothing.
+    pub fn check(&self, origin: &str, now: Instant) -> Gate {
+        let Some(&place) = self.places.get(origin) else {
+            return Gate::Go;
+        };
+        match self.entries[place].state {
+            State::Closed(_) => Gate::Go,
+            State::Open { until } if now < until => Gate::OpenUntil(until),
+            State::Open { .. } => Gate::Go,
+            State::HalfOpen { probes } if probes < self.plan.probes.get() => Gate::Go,
+            State::HalfOpen { .. } => Gate::NoSlot,
+        }
+    }
+
+    /// Starts a call, or says why not (never [`Gate::Go`]). Making room for a new origin may
+    /// forget another, and whoever waits for that one is told.
+    pub fn begin(
+        &mut self,
+        origin: &Arc<str>,
+        now: Instant,
+    ) -> Result<(Ticket, Option<Change>), Gate> {
+        match self.check(origin, now) {
+            Gate::Go => {}
+            wait => return Err(wait),
+        }
+        let (place, change) = self.place(origin);
+        self.eras += 1;
+        let entry = &mut self.entries[place];
+        entry.used = true;
+        match &mut entry.state {
+            State::Closed(_) => {}
+            State::HalfOpen { probes } => *probes += 1,
+            open @ State::Open { .. } => {
+                *open = State::HalfOpen { probes: 1 };
+                entry.era = self.eras;
+            }
+        }
+        let era = entry.era;
+        Ok((Ticket { place, era }, change))
+    }
+
+    /// Ends a call.
+    pub fn end(&mut self, ticket: Ticket, verdict: Verdict, now: Instant) -> Option<Change> {
+        let entry = self.entries.get_mut(ticket.place)?;
+        if entry.era != ticket.era {
+            return None;
+        }
+        match &mut entry.state {
+            State::Closed(window) => {
+                if verdict == Verdict::Unknown {
+                    return None;
+                }
+                window.push(verdict == Verdict::Failed, self.plan.window.get());
+                if self.plan.opens(window) {
+                    self.unwell += 1;
+                    return Some(self.open(ticket.place, now));
+                }
+                None
+            }
+            State::HalfOpen { probes } => match verdict {
+                Verdict::Unknown => {
+                    *probes -= 1;
+                    Some(self.change(ticket.place, ChangeKind::SlotFree))
+                }
+                Verdict::Failed => Some(self.open(ticket.place, now)),
+                Verdict::Answered => {
+                    self.unwell -= 1;
+                    self.set(ticket.place, State::Closed(Window::default()));
+                    Some(self.change(ticket.place, ChangeKind::Closed))
+                }
+            },
+            // No ticket belongs to an open era.
+            State::Open { .. } => None,
+        }
+    }
+
+    /// How many origins are known.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether no origin is known.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Origins that are not closed now, with the time until which they are open (`None`: half
+    /// open).
+    pub fn unwell(&self) -> impl Iterator<Item = (&Arc<str>, Option<Instant>)> {
+        self.entries.iter().filter_map(|entry| match entry.state {
+            State::Closed(_) => None,
+            State::Open { until } => Some((&entry.origin, Some(until))),
+            State::HalfOpen { .. } => Some((&entry.origin, None)),
+        })
+    }
+
+    fn open(&mut self, place: usize, now: Instant) -> Change {
+        let until = now + self.plan.open;
+        self.set(place, State::Open { until });
+        self.change(place, ChangeKind::Opened(until))
+    }
+
+    fn set(&mut self, place: usize, state: State) {
+        self.eras += 1;
+        self.entries[place].state = state;
+        self.entries[place].era = self.eras;
+    }
+
+    fn change(&self, place: usize, kind: ChangeKind) -> Change {
+        Change {
+            origin: self.entries[place].origin.clone(),
+            kind,
+        }
+    }
+
+    fn place(&mut self, origin: &Arc<str>) -> (usize, Option<Change>) {
+        if let Some(&place) = self.places.get(origin) {
+            return (place, None);
+        }
+        self.eras += 1;
+        let entry = Entry {
+            origin: origin.clone(),
+            era: self.eras,
+            state: State::Closed(Window::default()),
+            used: true,
+        };
+        let (place, change) = if self.entries.len() < self.capacity {
+            self.entries.push(entry);
+            (self.entries.len() - 1, None)
+        } else {
+            self.replace(entry)
+        };
+        self.places.insert(origin.clone(), place);
+        (place, change)
+    }
+
+    /// Puts `entry` where one is that was not used lately; one that is not closed only goes when
+    /// there is no other.
+    fn replace(&mut self, entry: Entry) -> (usize, Option<Change>) {
+        let place = self.forgettable();
+        let old = std::mem::replace(&mut self.entries[place], entry);
+        self.places.remove(&old.origin);
+        if matches!(old.state, State::Closed(_)) {
+            return (place, None);
+        }
+        self.unwell -= 1;
+        let change = Change {
+            origin: old.origin,
+            kind: ChangeKind::Closed,
+        };
+        (place, Some(change))
+    }
+
+    fn forgettable(&mut self) -> usize {
+        loop {
+            let place = self.hand;
+            self.hand = (self.hand + 1) % self.entries.len();
+            let all_unwell = self.unwell == self.entries.len();
+            let entry = &mut self.entries[place];
+            if all_unwell {
+                return place;
+            }
+            if !matches!(entry.state, State::Closed(_)) {
+                continue;
+            }
+            // A second chance: used entries go only when the hand comes round again.
+            if !std::mem::take(&mut entry.used) {
+                return place;
+            }
+        }
+    }
+}
+
+impl BreakerPlan {
+    fn opens(&self, window: &Window) -> bool {
+        let length = self.window.get();
+        window.calls.len() == length && window.failures as f64 >= self.failures * length as f64
+    }
+
+    /// Whether there are breakers at all.
+    fn is_on(&self) -> bool {
+        self.failures > 0.0
+    }
+}
+
+type OnChange = dyn Fn(Change) + Send + Sync;
+
+/// All breakers, shared. Cheap to clone.
+#[derive(Clone)]
+pub struct Breakers {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// `None` when breakers are off: then nothing is counted.
+    table: Option<Mutex<Table>>,
+    on_change: Box<OnChange>,
+}
+
+impl Breakers {
+    /// Breakers by this plan (a failure rate of 0 switches them off). `on_change` is called
+    /// without a lock held, by whoever begins, ends or drops a call; it should be quick.
+    pub fn new(plan: BreakerPlan, on_change: impl Fn(Change) + Send + Sync + 'static) -> Self {
+        let table = plan.is_on().then(|| Mutex::new(Table::new(plan, ORIGINS)));
+        Self {
+            shared: Arc::new(Shared {
+                table,
+                on_change: Box::new(on_change),
+            }),
+        }
+    }
+
+    /// As [`Table::check`].
+    pub fn check(&self, origin: &str, now: Instant) -> Gate {
+        match &self.shared.table {
+            Some(table) => lock(table).check(origin, now),
+            None => Gate::Go,
+        }
+    }
+
+    /// As [`Table::begin`]; the call ends with [`Call::end`], or without a verdict when dropped.
+    pub fn begin(&self, origin: &Arc<str>, now: Instant) -> Result<Call, Gate> {
+        let mut call = Call {
+            shared: self.shared.clone(),
+            ticket: None,
+        };
+        let Some(table) = &self.shared.table else {
+            return Ok(call);
+        };
+        let (ticket, change) = lock(table).begin(origin, now)?;
+        call.ticket = Some(ticket);
+        self.shared.tell(change);
+        Ok(call)
+    }
+
+    /// Origins that are not closed now, as [`Table::unwell`].
+    pub fn unwell(&self) -> Vec<(Arc<str>, Option<Instant>)> {
+        let Some(table) = &self.shared.table else {
+            return Vec::new();
+        };
+        let table = lock(table);
+        let unwell = table.unwell();
+        unwell
+            .map(|(origin, until)| (origin.clone(), until))
+            .collect()
+    }
+}
+
+impl fmt::Debug for Breakers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Breakers")
+            .field("table", &self.shared.table)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn end(&self, ticket: Ticket, verdict: Verdict, now: Instant) {
+        if let Some(table) = &self.table {
+            let change = lock(table).end(ticket, verdict, now);
+            self.tell(change);
+        }
+    }
+
+    fn tell(&self, change: Option<Change>) {
+        if let Some(change) = change {
+            (self.on_change)(change);
+        }
+    }
+}
+
+fn lock(table: &Mutex<Table>) -> std::sync::MutexGuard<'_, Table> {
+    table
+        .lock()
+        .expect("never poisoned: no code of others runs under it")
+}
+
+/// A call under way. Dropped, it gives its slot back and says nothing about the origin.
+#[must_use = "dropped at once, the call counts as never made"]
+pub struct Call {
+    shared: Arc<Shared>,
+    ticket: Option<Ticket>,
+}
+
+impl Call {
+    /// The call came to this.
+    pub fn end(mut self, verdict: Verdict, now: Instant) {
+        if let Some(ticket) = self.ticket.take() {
+            self.shared.end(ticket, verdict, now);
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            // Without a verdict the time does not matter.
+            self.shared.end(ticket, Verdict::Unknown, Instant::now());
+        }
+    }
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call")
+            .field("ticket", &self.ticket)
+            .finish_non_exhaustive()
+    }
+}

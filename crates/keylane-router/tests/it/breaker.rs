@@ -1,0 +1,382 @@
+//! Circuit breakers: when they open, whom they let through, and that nobody is forgotten.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use keylane_router::breaker::{Breakers, Change, ChangeKind, Gate, Table, Ticket, Verdict};
+use keylane_router::outcome::{Outcome, Reason};
+use keylane_router::plan::BreakerPlan;
+use proptest::prelude::*;
+
+fn plan(failures: f64, window: usize, probes: usize) -> BreakerPlan {
+    BreakerPlan {
+        failures,
+        window: NonZeroUsize::new(window).expect("not zero"),
+        open: Duration::from_secs(30),
+        probes: NonZeroUsize::new(probes).expect("not zero"),
+    }
+}
+
+fn origin(name: &str) -> Arc<str> {
+    format!("http://{name}:80").into()
+}
+
+/// Breakers, their changes, one origin and a time.
+struct Case {
+    breakers: Breakers,
+    changes: Arc<Mutex<Vec<Change>>>,
+    origin: Arc<str>,
+    now: Instant,
+}
+
+impl Case {
+    fn new(plan: BreakerPlan) -> Self {
+        let changes = Arc::new(Mutex::new(Vec::new()));
+        let seen = changes.clone();
+        Self {
+            breakers: Breakers::new(plan, move |change| seen.lock().expect("sound").push(change)),
+            changes,
+            origin: origin("a"),
+            now: Instant::now(),
+        }
+    }
+
+    fn call(&self, verdict: Verdict) {
+        let call = self.breakers.begin(&self.origin, self.now);
+        call.expect("it is let through").end(verdict, self.now);
+    }
+
+    fn check(&self) -> Gate {
+        self.breakers.check(&self.origin, self.now)
+    }
+
+    fn changes(&self) -> Vec<ChangeKind> {
+        let changes = std::mem::take(&mut *self.changes.lock().expect("sound"));
+        changes.into_iter().map(|change| change.kind).collect()
+    }
+
+    /// Fails until it is open, and waits until it is half open.
+    fn half_opened(plan: BreakerPlan) -> Self {
+        let mut case = Self::new(plan.clone());
+        for _ in 0..plan.window.get() {
+            case.call(Verdict::Failed);
+        }
+        case.now += plan.open;
+        case.changes();
+        case
+    }
+}
+
+#[test]
+fn it_opens_only_when_the_window_is_full_and_enough_of_it_failed() {
+    let case = Case::new(plan(0.5, 4, 1));
+    for verdict in [Verdict::Failed, Verdict::Failed, Verdict::Answered] {
+        case.call(verdict);
+        assert_eq!(case.check(), Gate::Go);
+    }
+    case.call(Verdict::Answered);
+    let until = case.now + Duration::from_secs(30);
+    assert_eq!(case.check(), Gate::OpenUntil(until));
+    assert_eq!(case.changes(), [ChangeKind::Opened(until)]);
+    let refused = case.breakers.begin(&case.origin, case.now);
+    assert_eq!(refused.err(), Some(Gate::OpenUntil(until)));
+}
+
+#[test]
+fn calls_without_a_verdict_do_not_count() {
+    let case = Case::new(plan(1.0, 2, 1));
+    case.call(Verdict::Failed);
+    case.call(Verdict::Unknown);
+    drop(case.breakers.begin(&case.origin, case.now));
+    assert_eq!(case.check(), Gate::Go);
+    case.call(Verdict::Failed);
+    assert!(matches!(case.check(), Gate::OpenUntil(_)));
+}
+
+#[test]
+fn half_open_lets_as_many_probes_through_as_it_may() {
+    let case = Case::half_opened(plan(1.0, 2, 2));
+    let one = case.breakers.begin(&case.origin, case.now).expect("a slot");
+    let _two = case.breakers.begin(&case.origin, case.now).expect("a slot");
+    assert_eq!(case.check(), Gate::NoSlot);
+    drop(one);
+    assert_eq!(case.changes(), [ChangeKind::SlotFree]);
+    assert_eq!(case.check(), Gate::Go);
+}
+
+#[test]
+fn half_open_closes_on_any_answer_that_is_no_failure() {
+    let case = Case::half_opened(plan(1.0, 2, 1));
+    case.call(Verdict::Answered);
+    assert_eq!(case.changes(), [ChangeKind::Closed]);
+    // The window begins anew.
+    case.call(Verdict::Failed);
+    assert_eq!(case.check(), Gate::Go);
+}
+
+#[test]
+fn half_open_opens_again_on_a_failure() {
+    let case = Case::half_opened(plan(1.0, 2, 2));
+    let late = case.breakers.begin(&case.origin, case.now).expect("a slot");
+    case.call(Verdict::Failed);
+    let until = case.now + Duration::from_secs(30);
+    assert_eq!(case.changes(), [ChangeKind::Opened(until)]);
+    // The other probe belongs to a time that is over.
+    late.end(Verdict::Answered, case.now);
+    assert_eq!(case.check(), Gate::OpenUntil(until));
+    assert_eq!(case.changes(), []);
+}
+
+#[test]
+fn a_call_from_before_it_opened_says_nothing_about_the_probes() {
+    let mut case = Case::new(plan(1.0, 2, 1));
+    let early = case.breakers.begin(&case.origin, case.now).expect("closed");
+    case.call(Verdict::Failed);
+    case.call(Verdict::Failed);
+    case.now += Duration::from_secs(30);
+    let _probe = case.breakers.begin(&case.origin, case.now).expect("a slot");
+    early.end(Verdict::Failed, case.now);
+    assert_eq!(case.check(), Gate::NoSlot);
+}
+
+#[test]
+fn one_origin_says_nothing_about_another() {
+    let case = Case::new(plan(1.0, 1, 1));
+    case.call(Verdict::Failed);
+    assert_eq!(case.breakers.check(&origin("b"), case.now), Gate::Go);
+    assert_eq!(case.breakers.unwell().len(), 1);
+}
+
+#[test]
+fn a_rate_of_zero_is_off() {
+    let case = Case::new(plan(0.0, 1, 1));
+    for _ in 0..10 {
+        case.call(Verdict::Failed);
+    }
+    assert_eq!(case.check(), Gate::Go);
+}
+
+#[test]
+fn a_full_table_forgets_closed_origins_first() {
+    let now = Instant::now();
+    let mut table = Table::new(plan(1.0, 1, 1), 10);
+    let (ticket, _) = table.begin(&origin("ill"), now).expect("closed");
+    table.end(ticket, Verdict::Failed, now);
+    for n in 0..100 {
+        let (ticket, change) = table.begin(&origin(&n.to_string()), now).expect("closed");
+        assert_eq!(change, None);
+        table.end(ticket, Verdict::Answered, now);
+    }
+    assert_eq!(table.len(), 10);
+    assert!(matches!(
+        table.check(&origin("ill"), now),
+        Gate::OpenUntil(_)
+    ));
+}
+
+#[test]
+fn an_open_origin_that_must_be_forgotten_is_told_as_closed() {
+    let now = Instant::now();
+    let mut table = Table::new(plan(1.0, 1, 1), 2);
+    for name in ["a", "b"] {
+        let (ticket, _) = table.begin(&origin(name), now).expect("closed");
+        table.end(ticket, Verdict::Failed, now);
+    }
+    let (_, change) = table.begin(&origin("c"), now).expect("closed");
+    let change = change.expect("one had to go");
+    assert_eq!(change.kind, ChangeKind::Closed);
+    assert_eq!(table.check(&change.origin, now), Gate::Go);
+    assert_eq!(table.len(), 2);
+}
+
+#[test]
+fn an_outcome_says_whether_the_origin_is_well() {
+    let reason = |breaker_failure, status| Reason {
+        breaker_failure,
+        status,
+        ..Reason::default()
+    };
+    let cases = [
+        (Outcome::Delivered, Verdict::Answered),
+        (Outcome::NotYet { after: None }, Verdict::Answered),
+        (Outcome::Failed(reason(true, None)), Verdict::Failed),
+        (Outcome::Failed(reason(false, Some(404))), Verdict::Answered),
+        (
+            Outcome::Refused(reason(false, Some(400))),
+            Verdict::Answered,
+        ),
+        (Outcome::Refused(reason(false, None)), Verdict::Unknown),
+    ];
+    for (outcome, verdict) in cases {
+        assert_eq!(Verdict::of(&outcome), verdict, "{outcome:?}");
+    }
+}
+
+/// The rule once more, without tricks: every origin for ever, every result kept.
+struct Model {
+    plan: BreakerPlan,
+    origins: HashMap<usize, Naive>,
+}
+
+#[derive(Default, Clone)]
+struct Naive {
+    results: Vec<bool>,
+    open_until: Option<Instant>,
+    /// The numbers of probes under way, while half open.
+    probes: Option<Vec<usize>>,
+    /// Calls that began since the last change of state.
+    current: Vec<usize>,
+}
+
+impl Model {
+    fn gate(&self, origin: usize, now: Instant) -> Gate {
+        let Some(naive) = self.origins.get(&origin) else {
+            return Gate::Go;
+        };
+        match (naive.open_until, &naive.probes) {
+            (Some(until), _) if now < until => Gate::OpenUntil(until),
+            (_, Some(probes)) if probes.len() >= self.plan.probes.get() => Gate::NoSlot,
+            _ => Gate::Go,
+        }
+    }
+
+    fn begin(&mut self, origin: usize, call: usize) {
+        let naive = self.origins.entry(origin).or_default();
+        if naive.open_until.take().is_some() {
+            naive.probes = Some(Vec::new());
+        }
+        if let Some(probes) = &mut naive.probes {
+            probes.push(call);
+        }
+        naive.current.push(call);
+    }
+
+    fn end(&mut self, origin: usize, call: usize, verdict: Verdict, now: Instant) {
+        let plan = self.plan.clone();
+        let naive = self.origins.entry(origin).or_default();
+        if !naive.current.contains(&call) {
+            return;
+        }
+        naive.current.retain(|c| *c != call);
+        let open = Naive {
+            open_until: Some(now + plan.open),
+            ..Naive::default()
+        };
+        match (&mut naive.probes, verdict) {
+            (Some(probes), Verdict::Unknown) => probes.retain(|c| *c != call),
+            (Some(_), Verdict::Failed) => *naive = open,
+            (Some(_), Verdict::Answered) => *naive = Naive::default(),
+            (None, Verdict::Unknown) => {}
+            (None, verdict) => {
+                naive.results.push(verdict == Verdict::Failed);
+                let window = plan.window.get();
+                let Some(start) = naive.results.len().checked_sub(window) else {
+                    return;
+                };
+                let failed = naive.results[start..].iter().filter(|f| **f).count();
+                if failed as f64 >= plan.failures * window as f64 {
+                    *naive = open;
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Begin(usize),
+    End(usize, Verdict),
+    Pass(u64),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let verdict = prop_oneof![
+        3 => Just(Verdict::Failed),
+        2 => Just(Verdict::Answered),
+        1 => Just(Verdict::Unknown)
+    ];
+    let step = prop_oneof![
+        4 => (0..3usize).prop_map(Step::Begin),
+        4 => (any::<usize>(), verdict).prop_map(|(n, verdict)| Step::End(n, verdict)),
+        1 => (1..40u64).prop_map(Step::Pass),
+    ];
+    proptest::collection::vec(step, 1..200)
+}
+
+proptest! {
+    #[test]
+    fn it_does_what_the_naive_rule_does(
+        steps in steps(),
+        failures in 0.1..1.0f64,
+        window in 1..6usize,
+        probes in 1..4usize,
+    ) {
+        let plan = plan(failures, window, probes);
+        let mut table = Table::new(plan.clone(), 10);
+        let mut model = Model { plan, origins: HashMap::new() };
+        let mut now = Instant::now();
+        let mut running: Vec<(usize, usize, Ticket)> = Vec::new();
+        for (number, step) in steps.into_iter().enumerate() {
+            match step {
+                Step::Pass(seconds) => now += Duration::from_secs(seconds),
+                Step::Begin(n) => match table.begin(&origin(&n.to_string()), now) {
+                    Ok((ticket, change)) => {
+                        prop_assert_eq!(change, None);
+                        prop_assert_eq!(model.gate(n, now), Gate::Go);
+                        model.begin(n, number);
+                        running.push((n, number, ticket));
+                    }
+                    Err(gate) => prop_assert_eq!(model.gate(n, now), gate),
+                },
+                Step::End(_, _) if running.is_empty() => {}
+                Step::End(which, verdict) => {
+                    let (n, call, ticket) = running.swap_remove(which % running.len());
+                    table.end(ticket, verdict, now);
+                    model.end(n, call, verdict, now);
+                }
+            }
+            for n in 0..3 {
+                let gate = table.check(&origin(&n.to_string()), now);
+                prop_assert_eq!(gate, model.gate(n, now));
+            }
+        }
+    }
+
+    /// Whoever waits is always told: after an open period a timer, else a change.
+    #[test]
+    fn whoever_is_kept_out_is_told_when_to_come_again(steps in steps(), capacity in 1..4usize) {
+        let mut table = Table::new(plan(0.5, 2, 2), capacity);
+        let mut now = Instant::now();
+        let mut running: Vec<Ticket> = Vec::new();
+        for step in steps {
+            let mut before = Vec::new();
+            for n in 0..3 {
+                let origin = origin(&n.to_string());
+                before.push((origin.clone(), table.check(&origin, now)));
+            }
+            let passed = matches!(step, Step::Pass(_));
+            let change = match step {
+                Step::Pass(seconds) => { now += Duration::from_secs(seconds); None }
+                Step::Begin(n) => match table.begin(&origin(&n.to_string()), now) {
+                    Ok((ticket, change)) => { running.push(ticket); change }
+                    Err(_) => None,
+                },
+                Step::End(_, _) if running.is_empty() => None,
+                Step::End(which, verdict) => {
+                    let ticket = running.swap_remove(which % running.len());
+                    table.end(ticket, verdict, now)
+                }
+            };
+            for (origin, gate) in before {
+                let freed = gate == Gate::NoSlot && table.check(&origin, now) != Gate::NoSlot;
+                let ended = matches!(gate, Gate::OpenUntil(_)) && table.check(&origin, now) == Gate::Go;
+                if freed || (ended && !passed) {
+                    prop_assert_eq!(change.as_ref().map(|c| &c.origin), Some(&origin));
+                }
+            }
+            prop_assert!(table.len() <= capacity);
+        }
+    }
+}
