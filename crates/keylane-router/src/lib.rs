@@ -5,6 +5,7 @@ pub mod dispatch;
 pub mod history;
 pub mod message;
 pub mod outcome;
+pub mod parse;
 pub mod plan;
 pub mod source;
 pub mod store;

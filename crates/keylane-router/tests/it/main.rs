@@ -2,3 +2,4 @@
 
 mod breaker;
 mod dispatch;
+mod parse;
