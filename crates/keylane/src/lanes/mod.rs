@@ -551,6 +551,31 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         Some(job)
     }
 
+    /// The sequence the next pushed item will have.
+    pub fn next_sequence(&self) -> u64 {
+        self.next_seq
+    }
+
+    /// Names an item by its key and sequence, whether or not it (still) waits.
+    pub fn item(&self, key: &K, seq: u64) -> Option<ItemId> {
+        let lane = self.find(key)?;
+        Some(ItemId { lane, seq })
+    }
+
+    /// Whether the item with this sequence runs in this slot.
+    pub fn is_running(&self, slot: usize, seq: u64) -> bool {
+        let entry = self.running.slots.get(slot).copied().flatten();
+        entry.is_some_and(|(_, running)| running == seq)
+    }
+
+    /// The slots of everything that runs, with their sequences: costs O(running).
+    pub fn all_running(&self) -> Vec<(usize, u64)> {
+        let slots = self.running.slots.iter().enumerate();
+        slots
+            .filter_map(|(slot, entry)| entry.map(|(_, seq)| (slot, seq)))
+            .collect()
+    }
+
     /// Takes the front of a key's lane if it waits and `which` says so.
     pub fn take_head(&mut self, key: &K, which: impl FnOnce(&J) -> bool) -> Option<J> {
         let lane = self.find(key)?;
@@ -602,19 +627,14 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
 
     /// Everything that waits, oldest first within each key: costs O(lanes + items).
     pub fn evict_all(&mut self) -> Vec<J> {
-        let keys: Vec<K> = self.live_keys();
+        let keys = self.keys();
         keys.iter().flat_map(|key| self.evict(key)).collect()
     }
 
-    /// The keys that hold or run something: costs O(lanes).
-    pub fn live_keys(&self) -> Vec<K> {
-        let lanes = self
-            .lanes
-            .indices()
-            .into_iter()
-            .map(|index| &self.lanes[index]);
-        let live = lanes.filter(|lane| !lane.dormant);
-        live.map(|lane| lane.key.clone()).collect()
+    /// The keys that have a lane, dormant ones included: costs O(lanes).
+    pub fn keys(&self) -> Vec<K> {
+        let lanes = self.lanes.indices().into_iter();
+        lanes.map(|index| self.lanes[index].key.clone()).collect()
     }
 
     /// Asks to be told by [`Lanes::take_emptied`] when this key holds and runs nothing; `false`

@@ -1,0 +1,658 @@
+//! The executor: the ways to submit, to look, and to stop.
+
+use std::future::Future;
+use std::hash::Hash;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::builder::Builder;
+use crate::handle::{Place, TaskHandle};
+use crate::job::{Called, Cell, Ending, Job, Posted, Tracked};
+use crate::lanes::FullOf;
+use crate::reject::{Decision, Policy, RejectHandler, Rejection};
+use crate::result::{Kind, Reason, Refused, Status, Why};
+use crate::rt::{Spawner, contain};
+use crate::rules::Limits;
+use crate::run_all::RunAll;
+use crate::shell::{NotTaken, Shell};
+use crate::stats::{KeyLimits, KeyStats, Stats};
+use crate::task::{Task, TaskError};
+use crate::tasks::{Lane, Tasks};
+
+/// Runs tasks in order per key, concurrently across keys. Cheap to clone.
+///
+/// When the last clone is dropped, the executor stops: what waits is cancelled, what runs is
+/// stopped. To let it finish, [`shutdown`](Self::shutdown) first.
+pub struct Executor<K>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+{
+    owner: Arc<Owner<K>>,
+}
+
+/// What the clones of an executor share; its end is the executor's.
+pub(crate) struct Owner<K>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+{
+    pub(crate) shell: Arc<Shell<Lane<K>, Tasks<K>>>,
+    pub(crate) spawner: Spawner,
+    pub(crate) policy: Policy,
+    pub(crate) handler: Option<RejectHandler<K>>,
+}
+
+/// Tasks without a key get a lane of their own each, named by a number that never repeats.
+static ALONE: AtomicU64 = AtomicU64::new(0);
+
+/// How [`Executor::shutdown_key`] ends a key's tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// What runs may finish; what waits ends rejected.
+    Drain,
+    /// What runs is stopped; what waits is cancelled.
+    Now,
+}
+
+/// What [`Executor::shutdown`] had to stop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Tasks that never started.
+    pub waiting: usize,
+    /// Tasks that were running.
+    pub running: usize,
+}
+
+impl Left {
+    /// Whether everything ended in time.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
+    /// Starts to build an executor.
+    pub fn builder() -> Builder<K> {
+        Builder::new()
+    }
+
+    pub(crate) fn new(owner: Owner<K>) -> Self {
+        Self {
+            owner: Arc::new(owner),
+        }
+    }
+
+    /// Submits a task under a key. Never waits: without room, the rejection handler or the policy
+    /// decides what the handle's result is.
+    pub fn submit<Tk: Task>(&self, key: K, task: Tk) -> TaskHandle<K, Tk::Output> {
+        self.task(key).submit(task)
+    }
+
+    /// Submits a task under a key, or hands it back.
+    ///
+    /// # Errors
+    /// [`Refused`] with the task when there is no room or the executor was shut down.
+    pub fn try_submit<Tk: Task>(
+        &self,
+        key: K,
+        task: Tk,
+    ) -> Result<TaskHandle<K, Tk::Output>, Refused<Tk>> {
+        self.task(key).try_submit(task)
+    }
+
+    /// Submits a task under a key and waits for room for it.
+    ///
+    /// It takes its place in its key's order at the first poll; later submits of that key queue
+    /// behind it or are refused. Cancel-safe: dropping the future frees the place, and the task
+    /// does not run.
+    pub fn submit_when_room<Tk: Task>(&self, key: K, task: Tk) -> SubmitWhenRoom<K, Tk> {
+        SubmitWhenRoom {
+            executor: self.clone(),
+            stage: Stage::Before(Some((key, task))),
+        }
+    }
+
+    /// Submits a task whose result nobody waits for, at no cost of a handle.
+    ///
+    /// # Errors
+    /// [`Refused`] with the task when there is no room or the executor was shut down.
+    pub fn post<Tk: Task>(&self, key: K, task: Tk) -> Result<(), Refused<Tk>> {
+        if self.common().listener.is_some() {
+            return self.try_submit(key, task).map(drop);
+        }
+        let job = Box::new(Posted { task: Some(task) });
+        let refused = match self.owner.shell.push(Lane::Key(key), job) {
+            Ok(_) => return Ok(()),
+            Err(refused) => refused,
+        };
+        let (job, reason) = self.reason_of(refused);
+        self.common().count(Kind::Rejected);
+        let job = job.into_any().downcast::<Posted<Tk>>();
+        let task = job.expect("what was pushed comes back").task.take();
+        Err(Refused {
+            task: task.expect("it never ran"),
+            reason,
+        })
+    }
+
+    /// Submits tasks, each under its key, and waits for all: one result per task in input order.
+    /// Refused ones are results too; one failure ends no other.
+    pub fn run_all<Tk: Task>(&self, tasks: impl IntoIterator<Item = (K, Tk)>) -> RunAll<K, Tk> {
+        RunAll::new(self.clone(), tasks.into_iter().collect())
+    }
+
+    /// A task under a key, with optional parts.
+    pub fn task(&self, key: K) -> TaskBuilder<'_, K> {
+        TaskBuilder {
+            executor: self,
+            key: Some(key),
+            id: None,
+            deadline: None,
+        }
+    }
+
+    /// A task without a key: in nobody's order, within the limits of all.
+    pub fn keyless(&self) -> TaskBuilder<'_, K> {
+        TaskBuilder {
+            executor: self,
+            key: None,
+            id: None,
+            deadline: None,
+        }
+    }
+
+    /// Waits until nothing of this key waits or runs. Cancel-safe.
+    pub async fn idle(&self, key: &K) {
+        if let Some(idle) = self.owner.shell.watch_idle(Some(&Lane::Key(key.clone()))) {
+            // The sender goes only with the executor, and then nothing runs any more.
+            let _ = idle.await;
+        }
+    }
+
+    /// Waits until nothing waits or runs. Cancel-safe.
+    pub async fn all_idle(&self) {
+        if let Some(idle) = self.owner.shell.watch_idle(None) {
+            let _ = idle.await;
+        }
+    }
+
+    /// What is going on. Changes nothing, costs no token, tells the truth after shutdown too.
+    pub fn stats(&self) -> Stats {
+        let common = self.common();
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        self.owner.shell.lanes(|lanes| Stats {
+            running: lanes.running(),
+            queued: lanes.waiting(),
+            live_keys: lanes.live(),
+            done: load(&common.done),
+            failed: load(&common.failed),
+            cancelled: load(&common.cancelled),
+            rejected: load(&common.rejected),
+            panics: load(&common.panics),
+        })
+    }
+
+    /// What is going on under one key; `None` when nothing is.
+    pub fn stats_of(&self, key: &K) -> Option<KeyStats> {
+        let lane = Lane::Key(key.clone());
+        let state = self.owner.shell.lanes(|lanes| lanes.state_of(&lane))?;
+        Some(KeyStats::of(state))
+    }
+
+    /// The limits a task submitted now under this key would have.
+    pub fn limits_of(&self, key: &K) -> KeyLimits {
+        let lane = Lane::Key(key.clone());
+        let state = self.owner.shell.lanes(|lanes| lanes.state_of(&lane));
+        if let Some(state) = state {
+            return KeyLimits::of(state.limits);
+        }
+        let own = self.owner.shell.lane_spec(&lane).limits;
+        KeyLimits::of(own.unwrap_or(self.limits().for_lanes().lane))
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> Limits {
+        self.owner.shell.work.limits()
+    }
+
+    /// Changes the limits while everything goes on. Increases act at once; after a decrease
+    /// nothing starts until fewer run than the new limit.
+    ///
+    /// # Errors
+    /// [`BuildErrors`](crate::BuildErrors) when a value cannot be meant; nothing has changed then.
+    pub fn set_limits(&self, limits: Limits) -> Result<(), crate::BuildErrors> {
+        crate::BuildErrors::check(&limits)?;
+        let shell = &self.owner.shell;
+        shell.work.set_limits(limits);
+        shell.set_limits(limits.for_lanes());
+        Ok(())
+    }
+
+    /// Nothing of this key starts until [`resume`](Self::resume); what runs goes on.
+    pub fn pause(&self, key: &K) {
+        let lane = Lane::Key(key.clone());
+        let spec = self.owner.shell.lane_spec(&lane);
+        self.owner.shell.lanes(|lanes| lanes.pause(lane, |_| spec));
+    }
+
+    /// Ends a pause; `false` if there was none.
+    pub fn resume(&self, key: &K) -> bool {
+        self.owner
+            .shell
+            .lanes(|lanes| lanes.resume(&Lane::Key(key.clone())))
+    }
+
+    /// Cancels what waits of this key and forgets the limits resolved for it. What runs goes on,
+    /// and counts.
+    pub fn evict(&self, key: &K) {
+        self.end_waiting(key, &Ending::Cancelled(Why::KeyShutDown));
+    }
+
+    /// Ends the tasks of one key. The key itself stays usable: later submits work.
+    pub fn shutdown_key(&self, key: &K, mode: Mode) {
+        match mode {
+            Mode::Drain => self.end_waiting(key, &Ending::Rejected(Reason::Drained)),
+            Mode::Now => {
+                self.end_waiting(key, &Ending::Cancelled(Why::KeyShutDown));
+                self.owner.shell.abort(&Lane::Key(key.clone()));
+            }
+        }
+    }
+
+    /// Takes nothing more, lets what is here finish until the deadline, then stops the rest:
+    /// what waits is cancelled, what runs is stopped, both are counted in the answer.
+    ///
+    /// Cancel-safe: dropped, the executor takes nothing more but is not stopped. May be called
+    /// again, and several times at once.
+    pub async fn shutdown(&self, deadline: Duration) -> Left {
+        self.owner.shell.close();
+        if tokio::time::timeout(deadline, self.all_idle())
+            .await
+            .is_ok()
+        {
+            return Left::default();
+        }
+        self.owner.stop()
+    }
+
+    /// Whether [`shutdown`](Self::shutdown) was called.
+    pub fn is_shut_down(&self) -> bool {
+        self.owner.shell.is_closed()
+    }
+
+    fn end_waiting(&self, key: &K, ending: &Ending) {
+        for job in self.owner.shell.evict(&Lane::Key(key.clone())) {
+            job.end(ending.clone());
+        }
+    }
+
+    fn common(&self) -> &crate::listener::Common<K> {
+        &self.owner.shell.work.common
+    }
+
+    fn reason_of(&self, refused: NotTaken<Box<dyn Job>>) -> (Box<dyn Job>, Reason) {
+        match refused {
+            NotTaken::Closed(job) => (job, Reason::ShutDown),
+            NotTaken::Full(full) => {
+                let limits = self.limits();
+                let reason = match full.limit {
+                    FullOf::Key => Reason::KeyFull {
+                        limit: limits.queue_limit_per_key.unwrap_or(usize::MAX),
+                    },
+                    FullOf::Total => Reason::Full {
+                        limit: limits.queue_limit.unwrap_or(usize::MAX),
+                    },
+                };
+                (full.job, reason)
+            }
+        }
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Clone for Executor<K> {
+    fn clone(&self) -> Self {
+        Self {
+            owner: self.owner.clone(),
+        }
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> std::fmt::Debug for Executor<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = &*self.common().name;
+        f.debug_struct("Executor")
+            .field("name", &name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Owner<K> {
+    /// Cancels what waits, stops what runs.
+    fn stop(&self) -> Left {
+        self.shell.close();
+        let waiting = self.shell.lanes(|lanes| lanes.evict_all());
+        let left = Left {
+            waiting: waiting.len(),
+            running: self.shell.lanes(|lanes| lanes.running()),
+        };
+        for job in waiting {
+            job.end(Ending::Cancelled(Why::ShutDown));
+        }
+        self.shell.abort_all();
+        left
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Drop for Owner<K> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A task with optional parts; made by [`Executor::task`] and [`Executor::keyless`].
+#[must_use = "a task runs once it is submitted"]
+pub struct TaskBuilder<'a, K>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+{
+    executor: &'a Executor<K>,
+    key: Option<K>,
+    id: Option<Arc<str>>,
+    deadline: Option<Duration>,
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> TaskBuilder<'_, K> {
+    /// A name for results, listeners and errors. Default: none.
+    pub fn id(mut self, id: impl Into<Arc<str>>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// The task is cancelled, waiting or running, when this much time has passed since the submit.
+    /// Default: never.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// As [`Executor::submit`].
+    pub fn submit<Tk: Task>(self, task: Tk) -> TaskHandle<K, Tk::Output> {
+        let (executor, deadline) = (self.executor, self.deadline);
+        let (cell, lane) = self.cell();
+        let job = Box::new(Tracked::new(task, cell.clone()));
+        let handle = match executor.owner.shell.push(lane.clone(), job) {
+            Ok(seq) => executor.handle(cell, lane, seq),
+            Err(refused) => executor.reject::<Tk>(refused, cell, lane),
+        };
+        executor.watch_deadline(&handle, deadline);
+        handle
+    }
+
+    /// As [`Executor::try_submit`].
+    ///
+    /// # Errors
+    /// [`Refused`] with the task when there is no room or the executor was shut down.
+    pub fn try_submit<Tk: Task>(self, task: Tk) -> Result<TaskHandle<K, Tk::Output>, Refused<Tk>> {
+        let (executor, deadline) = (self.executor, self.deadline);
+        let (cell, lane) = self.cell();
+        let job = Box::new(Tracked::new(task, cell.clone()));
+        match executor.owner.shell.push(lane.clone(), job) {
+            Ok(seq) => {
+                let handle = executor.handle(cell, lane, seq);
+                executor.watch_deadline(&handle, deadline);
+                Ok(handle)
+            }
+            Err(refused) => {
+                let (job, reason) = executor.reason_of(refused);
+                cell.complete(Status::Rejected(reason.clone()));
+                let task = take_task::<K, Tk>(job);
+                Err(Refused { task, reason })
+            }
+        }
+    }
+
+    fn cell<T>(self) -> (Arc<Cell<K, T>>, Lane<K>) {
+        let lane = match &self.key {
+            Some(key) => Lane::Key(key.clone()),
+            None => Lane::Alone(ALONE.fetch_add(1, Ordering::Relaxed)),
+        };
+        let common = self.executor.owner.shell.work.common.clone();
+        (Cell::new(self.key, self.id, common), lane)
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
+    fn handle<T: Send>(&self, cell: Arc<Cell<K, T>>, lane: Lane<K>, seq: u64) -> TaskHandle<K, T> {
+        let shell = self.owner.shell.clone();
+        TaskHandle {
+            cell,
+            place: Some(Place { shell, lane, seq }),
+        }
+    }
+
+    /// There is no room: the handler decides, else the policy.
+    fn reject<Tk: Task>(
+        &self,
+        refused: NotTaken<Box<dyn Job>>,
+        cell: Arc<Cell<K, Tk::Output>>,
+        lane: Lane<K>,
+    ) -> TaskHandle<K, Tk::Output> {
+        let closed = matches!(refused, NotTaken::Closed(_));
+        let (job, reason) = self.reason_of(refused);
+        if closed {
+            job.end(Ending::Rejected(reason));
+            return TaskHandle { cell, place: None };
+        }
+        match self.decide(&cell, &reason) {
+            Ok(Decision::Follow(policy)) => self.follow::<Tk>(policy, job, cell, lane, reason),
+            Ok(Decision::Value(value)) => ended(&cell, job, value_of(value)),
+            Ok(Decision::Fail(error)) => {
+                let status = Status::Failed(TaskError::Failed(error.into()));
+                ended(&cell, job, status)
+            }
+            Err(message) => {
+                self.common().panicked("rejection handler", &message);
+                ended(
+                    &cell,
+                    job,
+                    Status::Rejected(Reason::HandlerPanicked(message)),
+                )
+            }
+        }
+    }
+
+    fn decide<T>(&self, cell: &Cell<K, T>, reason: &Reason) -> Result<Decision, String> {
+        let Some(handler) = &self.owner.handler else {
+            return Ok(Decision::Follow(self.owner.policy));
+        };
+        let rejection = Rejection {
+            key: cell.key.clone(),
+            id: cell.id.clone(),
+            reason: reason.clone(),
+        };
+        contain(|| handler(&rejection))
+    }
+
+    fn follow<Tk: Task>(
+        &self,
+        policy: Policy,
+        job: Box<dyn Job>,
+        cell: Arc<Cell<K, Tk::Output>>,
+        lane: Lane<K>,
+        reason: Reason,
+    ) -> TaskHandle<K, Tk::Output> {
+        match policy {
+            Policy::Abort => {
+                let task = cell.id.as_deref().unwrap_or("without id");
+                let text = format!("no room for the task {task:?}: {reason}");
+                ended(&cell, job, Status::Failed(TaskError::NoRoom(text)))
+            }
+            Policy::Discard => ended(&cell, job, Status::Rejected(reason)),
+            Policy::CallerRuns => self.caller_runs::<Tk>(job, cell, lane),
+            Policy::RunUnlimited => self.run_unlimited::<Tk>(job, cell),
+        }
+    }
+
+    fn caller_runs<Tk: Task>(
+        &self,
+        job: Box<dyn Job>,
+        old: Arc<Cell<K, Tk::Output>>,
+        lane: Lane<K>,
+    ) -> TaskHandle<K, Tk::Output> {
+        let cell = old.again();
+        let mut task = Box::pin(take_task::<K, Tk>(job));
+        let run = std::future::poll_fn(move |cx| task.as_mut().poll_task(cx));
+        cell.set_caller(Box::pin(run));
+        let called = Box::new(Called::new(cell.clone()));
+        match self.owner.shell.push_over(lane.clone(), called) {
+            Ok((seq, _)) => self.handle(cell, lane, seq),
+            Err(job) => {
+                job.end(Ending::Rejected(Reason::ShutDown));
+                TaskHandle { cell, place: None }
+            }
+        }
+    }
+
+    fn run_unlimited<Tk: Task>(
+        &self,
+        job: Box<dyn Job>,
+        cell: Arc<Cell<K, Tk::Output>>,
+    ) -> TaskHandle<K, Tk::Output> {
+        let mut job = Box::into_pin(job);
+        self.owner.spawner.spawn(async move {
+            std::future::poll_fn(|cx| job.as_mut().poll(cx)).await;
+            job.publish();
+        });
+        TaskHandle { cell, place: None }
+    }
+
+    fn watch_deadline<T: Send>(&self, handle: &TaskHandle<K, T>, deadline: Option<Duration>) {
+        let Some(deadline) = deadline else {
+            return;
+        };
+        let (cell, place) = (handle.cell.clone(), handle.place.clone());
+        let timer = self.owner.spawner.spawn(async move {
+            tokio::time::sleep(deadline).await;
+            if !place.is_some_and(|place| place.cancel(Why::Deadline)) {
+                cell.ask_to_stop(Why::Deadline);
+            }
+        });
+        handle.cell.set_deadline(timer);
+    }
+}
+
+/// The task of a job that was pushed as [`Tracked`] and came back; there will be no result of it.
+fn take_task<K: Clone + Send + Sync + 'static, Tk: Task>(job: Box<dyn Job>) -> Tk {
+    let job = job.into_any().downcast::<Tracked<K, Tk>>();
+    let mut job = job.expect("what was pushed comes back");
+    job.cell.forget();
+    job.task.take().expect("it never ran")
+}
+
+fn ended<K, T>(cell: &Arc<Cell<K, T>>, job: Box<dyn Job>, status: Status<T>) -> TaskHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    cell.complete(status);
+    drop(job);
+    TaskHandle {
+        cell: cell.clone(),
+        place: None,
+    }
+}
+
+fn value_of<T: 'static>(value: Box<dyn std::any::Any + Send>) -> Status<T> {
+    match value.downcast::<T>() {
+        Ok(value) => Status::Done(*value),
+        Err(_) => Status::Rejected(Reason::WrongType),
+    }
+}
+
+/// The future of [`Executor::submit_when_room`].
+#[must_use = "the task takes its place at the first poll"]
+pub struct SubmitWhenRoom<K, Tk>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    Tk: Task,
+{
+    executor: Executor<K>,
+    stage: Stage<K, Tk>,
+}
+
+enum Stage<K, Tk>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    Tk: Task,
+{
+    Before(Option<(K, Tk)>),
+    Waits(Option<TaskHandle<K, Tk::Output>>),
+}
+
+// The task is boxed before it is first polled, so nothing in here is pinned.
+impl<K, Tk> Unpin for SubmitWhenRoom<K, Tk>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    Tk: Task,
+{
+}
+
+impl<K, Tk> Future for SubmitWhenRoom<K, Tk>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    Tk: Task,
+{
+    type Output = TaskHandle<K, Tk::Output>;
+
+    /// # Panics
+    /// When polled again after it was ready.
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Stage::Before(first) = &mut self.stage {
+            let (key, task) = first.take().expect("taken once");
+            let (handle, room) = self.executor.take_place(key, task);
+            if room {
+                self.stage = Stage::Waits(None);
+                return Poll::Ready(handle);
+            }
+            self.stage = Stage::Waits(Some(handle));
+        }
+        let Stage::Waits(handle) = &mut self.stage else {
+            unreachable!("it has taken its place");
+        };
+        let place = handle.as_ref().and_then(|handle| handle.place.as_ref());
+        let place = place.expect("polled until it is ready");
+        if place.shell.poll_room(place.seq, cx).is_pending() {
+            return Poll::Pending;
+        }
+        Poll::Ready(handle.take().expect("it was there just now"))
+    }
+}
+
+impl<K, Tk> Drop for SubmitWhenRoom<K, Tk>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    Tk: Task,
+{
+    fn drop(&mut self) {
+        if let Stage::Waits(Some(handle)) = &self.stage {
+            handle.cancel();
+        }
+    }
+}
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
+    /// Takes a place in the key's order; `true` when there is room for it now.
+    fn take_place<Tk: Task>(&self, key: K, task: Tk) -> (TaskHandle<K, Tk::Output>, bool) {
+        let (cell, lane) = self.task(key).cell();
+        let job = Box::new(Tracked::new(task, cell.clone()));
+        match self.owner.shell.push_over(lane.clone(), job) {
+            Ok((seq, room)) => (self.handle(cell, lane, seq), room),
+            Err(job) => {
+                job.end(Ending::Rejected(Reason::ShutDown));
+                (TaskHandle { cell, place: None }, true)
+            }
+        }
+    }
+}

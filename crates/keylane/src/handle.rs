@@ -1,0 +1,232 @@
+//! What a submitter holds on to: the handle of a task.
+
+use std::future::Future;
+use std::hash::Hash;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use crate::job::{Cell, Ending};
+use crate::result::{TaskResult, Why};
+use crate::shell::Shell;
+use crate::tasks::{Lane, Tasks};
+
+/// The handle of a submitted task: await it for the [`TaskResult`].
+///
+/// Dropping it does not cancel the task (except under
+/// [`Policy::CallerRuns`](crate::Policy::CallerRuns), where the handle is what runs it). Awaiting
+/// is cancel-safe: a dropped wait loses nothing, the handle can be awaited again.
+pub struct TaskHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    pub(crate) cell: Arc<Cell<K, T>>,
+    pub(crate) place: Option<Place<K>>,
+}
+
+/// Where a task waits, if it was taken.
+pub(crate) struct Place<K>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+{
+    pub(crate) shell: Arc<Shell<Lane<K>, Tasks<K>>>,
+    pub(crate) lane: Lane<K>,
+    pub(crate) seq: u64,
+}
+
+impl<K> Clone for Place<K>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+{
+    fn clone(&self) -> Self {
+        Self {
+            shell: self.shell.clone(),
+            lane: self.lane.clone(),
+            seq: self.seq,
+        }
+    }
+}
+
+impl<K> Place<K>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+{
+    /// Takes the task out if it still waits.
+    pub(crate) fn cancel(&self, why: Why) -> bool {
+        let job = self.shell.cancel(&self.lane, self.seq);
+        job.map(|job| job.end(Ending::Cancelled(why))).is_some()
+    }
+}
+
+impl<K, T> TaskHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    /// The key it was submitted under; `None` for a keyless task.
+    pub fn key(&self) -> Option<&K> {
+        self.cell.key.as_ref()
+    }
+
+    /// The id it was given, if any.
+    pub fn id(&self) -> Option<&str> {
+        self.cell.id.as_deref()
+    }
+
+    /// Whether the result is there.
+    pub fn is_done(&self) -> bool {
+        self.cell.is_ended()
+    }
+
+    /// Cancels the task: waiting, it leaves its lane at once; running, it is stopped at its next
+    /// await, and its permits are free as soon as it has stopped. `false` if it has ended.
+    pub fn cancel(&self) -> bool {
+        self.cancel_if_waiting() || self.cell.ask_to_stop(Why::Asked)
+    }
+
+    /// Cancels the task only if it has not started.
+    pub fn cancel_if_waiting(&self) -> bool {
+        self.place
+            .as_ref()
+            .is_some_and(|place| place.cancel(Why::Asked))
+    }
+
+    /// Waits at most this long. After that the result is `Cancelled(WaitedLongEnough)`, and the
+    /// task goes on: the handle can be awaited again.
+    ///
+    /// Cancel-safe.
+    pub async fn wait_timeout(&mut self, most: Duration) -> TaskResult<K, T> {
+        match tokio::time::timeout(most, &mut *self).await {
+            Ok(result) => result,
+            Err(_) => self.cell.waited_long_enough(),
+        }
+    }
+
+    /// Blocks this thread until the result is there. Not for use inside a runtime's workers.
+    pub fn join(mut self) -> TaskResult<K, T> {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut cx = Context::from_waker(&waker);
+        loop {
+            match Pin::new(&mut self).poll(&mut cx) {
+                Poll::Ready(result) => return result,
+                Poll::Pending => std::thread::park(),
+            }
+        }
+    }
+
+    /// A handle that can be cloned and awaited by many.
+    pub fn shared(self) -> SharedHandle<K, T>
+    where
+        T: Clone,
+    {
+        SharedHandle {
+            handle: Arc::new(self),
+        }
+    }
+}
+
+// Nothing in a handle is pinned: the task lives elsewhere.
+impl<K, T> Unpin for TaskHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+}
+
+impl<K, T> Drop for TaskHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    fn drop(&mut self) {
+        if self.cell.needs_caller() {
+            self.cancel();
+        }
+    }
+}
+
+impl<K, T> Future for TaskHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    type Output = TaskResult<K, T>;
+
+    /// # Panics
+    /// When polled again after the result was taken.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.cell
+            .poll_result(cx, |result| result.take().expect("the result is there"))
+    }
+}
+
+impl<K, T> std::fmt::Debug for TaskHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut handle = f.debug_struct("TaskHandle");
+        handle
+            .field("id", &self.id())
+            .field("done", &self.is_done())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A [`TaskHandle`] that can be cloned and awaited by many.
+pub struct SharedHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    handle: Arc<TaskHandle<K, T>>,
+}
+
+impl<K, T> Clone for SharedHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    fn clone(&self) -> Self {
+        Self {
+            handle: self.handle.clone(),
+        }
+    }
+}
+
+impl<K, T> std::ops::Deref for SharedHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    type Target = TaskHandle<K, T>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.handle
+    }
+}
+
+impl<K, T> Future for SharedHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Clone + Send + 'static,
+{
+    type Output = TaskResult<K, T>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.handle
+            .cell
+            .poll_result(cx, |result| result.clone().expect("the result is there"))
+    }
+}
+
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

@@ -1,0 +1,542 @@
+//! A submitted task on its way: where it waits, runs, and leaves its result.
+
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use pin_project_lite::pin_project;
+use tokio::time::Instant;
+
+use crate::listener::{Common, TaskInfo};
+use crate::result::{Reason, Status, TaskResult, Why};
+use crate::rt::{AbortHandle, Mutex, contain, lock};
+use crate::task::{Task, TaskError, Verdict};
+
+/// A task in a lane, whatever its type.
+pub(crate) trait Job: Send + 'static {
+    /// Runs it; panics are contained. The result stays inside until `publish`.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran>;
+    /// It is stopped before its end.
+    fn stop(self: Pin<&mut Self>, why: Why);
+    /// Its permits are free: its result may be seen.
+    fn publish(self: Pin<Box<Self>>);
+    /// It leaves its lane without having run.
+    fn end(self: Box<Self>, ending: Ending);
+    /// Whether dropping it stops it.
+    fn stops_when_dropped(&self) -> bool;
+    /// Itself, to get the task back.
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
+}
+
+/// How a run went, as far as the executor cares.
+pub(crate) enum Ran {
+    Well,
+    Panicked(String),
+}
+
+/// How a task ends that never ran.
+#[derive(Clone)]
+pub(crate) enum Ending {
+    Cancelled(Why),
+    Rejected(Reason),
+}
+
+pin_project! {
+    /// A posted task: nobody waits for its result.
+    pub(crate) struct Posted<Tk> {
+        #[pin]
+        pub(crate) task: Option<Tk>,
+    }
+}
+
+impl<Tk: Task> Job for Posted<Tk> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
+        let task = self.as_mut().project().task.as_pin_mut();
+        let task = task.expect("polled until it is ready");
+        let ran = match contain(|| task.poll_task(cx)) {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(_)) => Ran::Well,
+            Err(message) => Ran::Panicked(message),
+        };
+        self.project().task.set(None);
+        Poll::Ready(ran)
+    }
+
+    fn stop(self: Pin<&mut Self>, _: Why) {
+        self.project().task.set(None);
+    }
+
+    fn publish(self: Pin<Box<Self>>) {}
+
+    fn end(self: Box<Self>, _: Ending) {}
+
+    fn stops_when_dropped(&self) -> bool {
+        Tk::STOPS_WHEN_DROPPED
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+/// Where a task's result is left, and by which it is cancelled.
+pub(crate) struct Cell<K, T> {
+    pub(crate) key: Option<K>,
+    pub(crate) id: Option<Arc<str>>,
+    submitted: Instant,
+    common: Arc<Common<K>>,
+    state: Mutex<CellState<K, T>>,
+}
+
+struct CellState<K, T> {
+    started: Option<Instant>,
+    cancel: Option<Why>,
+    ended: bool,
+    result: Option<TaskResult<K, T>>,
+    /// Polls the running task.
+    driver: Option<Waker>,
+    /// Wait for the result.
+    waiting: Vec<Waker>,
+    /// Ends it when its deadline passes.
+    deadline: Option<AbortHandle>,
+    /// For a task that whoever awaits the handle runs in its turn.
+    caller: Caller<T>,
+}
+
+impl<K, T> CellState<K, T> {
+    fn new() -> Self {
+        Self {
+            started: None,
+            cancel: None,
+            ended: false,
+            result: None,
+            driver: None,
+            waiting: Vec::new(),
+            deadline: None,
+            caller: Caller::No,
+        }
+    }
+}
+
+type CallerRun<T> = Pin<Box<dyn Future<Output = Verdict<T>> + Send>>;
+
+enum Caller<T> {
+    No,
+    /// Not yet its turn.
+    Waits(CallerRun<T>),
+    /// Its turn: whoever awaits the handle polls it.
+    Turn(CallerRun<T>),
+    /// It is being polled right now.
+    Polled,
+    Ran(Result<Verdict<T>, String>),
+}
+
+impl<K: Clone + 'static, T> Cell<K, T> {
+    pub(crate) fn new(key: Option<K>, id: Option<Arc<str>>, common: Arc<Common<K>>) -> Arc<Self> {
+        let cell = Self {
+            key,
+            id,
+            submitted: Instant::now(),
+            common,
+            state: Mutex::new(CellState::new()),
+        };
+        cell.tell(|listener, task| listener.submitted(task));
+        Arc::new(cell)
+    }
+
+    /// A new place for the result of the same task.
+    pub(crate) fn again(&self) -> Arc<Self> {
+        Arc::new(Self {
+            key: self.key.clone(),
+            id: self.id.clone(),
+            submitted: self.submitted,
+            common: self.common.clone(),
+            state: Mutex::new(CellState::new()),
+        })
+    }
+
+    fn tell(&self, event: impl FnOnce(&dyn crate::listener::Listener<K>, &TaskInfo<K>)) {
+        self.common.tell(|listener| {
+            let info = TaskInfo {
+                key: self.key.clone(),
+                id: self.id.clone(),
+            };
+            event(listener, &info);
+        });
+    }
+
+    /// The task is about to be polled; `Some` if it is to stop instead.
+    fn before_poll(&self, cx: &Context<'_>) -> Option<Why> {
+        let (first, cancel) = {
+            let mut state = lock(&self.state);
+            let first = state.started.is_none();
+            if first {
+                state.started = Some(Instant::now());
+            }
+            if !state
+                .driver
+                .as_ref()
+                .is_some_and(|old| old.will_wake(cx.waker()))
+            {
+                state.driver = Some(cx.waker().clone());
+            }
+            (first, state.cancel)
+        };
+        if first {
+            let waited = self.submitted.elapsed();
+            self.tell(|listener, task| listener.started(task, waited));
+        }
+        cancel
+    }
+
+    /// The result is there: tells whoever wants to know, once.
+    pub(crate) fn complete(&self, status: Status<T>) {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        if std::mem::replace(&mut state.ended, true) {
+            return;
+        }
+        let result = self.result(status, state.started, now);
+        let ran = result.ran;
+        self.common.count(result.status.kind());
+        if self.common.listener.is_some() {
+            drop(state);
+            self.tell_end(&result.status, ran);
+            state = lock(&self.state);
+        }
+        state.result = Some(result);
+        state.driver = None;
+        let deadline = state.deadline.take();
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        if let Some(deadline) = deadline {
+            deadline.abort();
+        }
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    fn result(
+        &self,
+        status: Status<T>,
+        started: Option<Instant>,
+        ended: Instant,
+    ) -> TaskResult<K, T> {
+        let begun = started.unwrap_or(ended);
+        TaskResult {
+            key: self.key.clone(),
+            id: self.id.clone(),
+            status,
+            started: started.map(Instant::into_std),
+            ended: ended.into_std(),
+            waited: begun.saturating_duration_since(self.submitted),
+            ran: ended.saturating_duration_since(begun),
+        }
+    }
+
+    fn tell_end(&self, status: &Status<T>, ran: Duration) {
+        self.tell(|listener, task| match status {
+            Status::Cancelled(why) => listener.cancelled(task, *why),
+            Status::Rejected(reason) => listener.rejected(task, reason),
+            done => listener.completed(task, done.kind(), ran),
+        });
+    }
+
+    /// A result for somebody who does not want to wait longer.
+    pub(crate) fn waited_long_enough(&self) -> TaskResult<K, T> {
+        let started = lock(&self.state).started;
+        self.result(
+            Status::Cancelled(Why::WaitedLongEnough),
+            started,
+            Instant::now(),
+        )
+    }
+
+    /// The task goes back to its submitter: there will be no result.
+    pub(crate) fn forget(&self) {
+        lock(&self.state).ended = true;
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        lock(&self.state).result.is_some()
+    }
+
+    /// Asks a running task to stop; `false` if it has ended.
+    pub(crate) fn ask_to_stop(&self, why: Why) -> bool {
+        let mut state = lock(&self.state);
+        if state.ended {
+            return false;
+        }
+        state.cancel.get_or_insert(why);
+        let driver = state.driver.take();
+        drop(state);
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+        true
+    }
+
+    pub(crate) fn set_deadline(&self, timer: AbortHandle) {
+        let mut state = lock(&self.state);
+        if state.ended {
+            drop(state);
+            timer.abort();
+        } else {
+            state.deadline = Some(timer);
+        }
+    }
+
+    pub(crate) fn set_caller(&self, run: CallerRun<T>) {
+        lock(&self.state).caller = Caller::Waits(run);
+    }
+
+    /// Whether the task needs its handle to run.
+    pub(crate) fn needs_caller(&self) -> bool {
+        let state = lock(&self.state);
+        !state.ended && !matches!(state.caller, Caller::No | Caller::Ran(_))
+    }
+
+    /// Waits for the result; runs the task meanwhile if that is the caller's part.
+    pub(crate) fn poll_result(
+        &self,
+        cx: &mut Context<'_>,
+        keep: Keep<K, T>,
+    ) -> Poll<TaskResult<K, T>> {
+        self.poll_as_caller(cx);
+        let mut state = lock(&self.state);
+        if state.result.is_some() {
+            return Poll::Ready(keep(&mut state.result));
+        }
+        if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {
+            state.waiting.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    fn poll_as_caller(&self, cx: &mut Context<'_>) {
+        let mut run = {
+            let mut state = lock(&self.state);
+            if state.cancel.is_some() || !matches!(state.caller, Caller::Turn(_)) {
+                return;
+            }
+            let Caller::Turn(run) = std::mem::replace(&mut state.caller, Caller::Polled) else {
+                unreachable!("it was the caller's turn just now");
+            };
+            run
+        };
+        let polled = contain(|| run.as_mut().poll(cx));
+        let mut state = lock(&self.state);
+        state.caller = match polled {
+            Ok(Poll::Pending) => Caller::Turn(run),
+            Ok(Poll::Ready(verdict)) => Caller::Ran(Ok(verdict)),
+            Err(message) => Caller::Ran(Err(message)),
+        };
+        if let Caller::Ran(_) = state.caller
+            && let Some(driver) = state.driver.take()
+        {
+            drop(state);
+            driver.wake();
+        }
+    }
+
+    /// The caller's turn has come: answers the verdict once it is there.
+    fn poll_caller(&self) -> Poll<Result<Verdict<T>, String>> {
+        let mut state = lock(&self.state);
+        match std::mem::replace(&mut state.caller, Caller::No) {
+            Caller::Ran(verdict) => return Poll::Ready(verdict),
+            Caller::Waits(run) => {
+                state.caller = Caller::Turn(run);
+                let waiting = std::mem::take(&mut state.waiting);
+                drop(state);
+                waiting.into_iter().for_each(Waker::wake);
+            }
+            other => state.caller = other,
+        }
+        Poll::Pending
+    }
+
+    fn drop_caller(&self) {
+        let run = std::mem::replace(&mut lock(&self.state).caller, Caller::No);
+        drop(run);
+    }
+}
+
+/// Takes or clones a result that is there.
+pub(crate) type Keep<K, T> = fn(&mut Option<TaskResult<K, T>>) -> TaskResult<K, T>;
+
+pin_project! {
+    /// A task whose result somebody waits for.
+    pub(crate) struct Tracked<K, Tk>
+    where
+        Tk: Task,
+        K: Clone,
+        K: 'static,
+    {
+        #[pin]
+        pub(crate) task: Option<Tk>,
+        pub(crate) cell: Arc<Cell<K, Tk::Output>>,
+        status: Option<Status<Tk::Output>>,
+    }
+
+    impl<K, Tk> PinnedDrop for Tracked<K, Tk>
+    where
+        Tk: Task,
+        K: Clone,
+        K: 'static,
+    {
+        fn drop(this: Pin<&mut Self>) {
+            // Never left without a result: the runtime may go while the task waits or runs.
+            this.cell.complete(Status::Cancelled(Why::ShutDown));
+        }
+    }
+}
+
+impl<K: Clone + 'static, Tk: Task> Tracked<K, Tk> {
+    pub(crate) fn new(task: Tk, cell: Arc<Cell<K, Tk::Output>>) -> Self {
+        Self {
+            task: Some(task),
+            cell,
+            status: None,
+        }
+    }
+}
+
+impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
+        if let Some(why) = self.cell.before_poll(cx)
+            && Tk::STOPS_WHEN_DROPPED
+        {
+            self.stop(why);
+            return Poll::Ready(Ran::Well);
+        }
+        let task = self.as_mut().project().task.as_pin_mut();
+        let task = task.expect("polled until it is ready");
+        let polled = contain(|| task.poll_task(cx));
+        let (status, ran) = match polled {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(verdict)) => (status_of(verdict), Ran::Well),
+            Err(message) => (panicked(&message), Ran::Panicked(message)),
+        };
+        let mut this = self.project();
+        *this.status = Some(status);
+        this.task.set(None);
+        Poll::Ready(ran)
+    }
+
+    fn stop(self: Pin<&mut Self>, why: Why) {
+        let mut this = self.project();
+        this.task.set(None);
+        *this.status = Some(Status::Cancelled(why));
+    }
+
+    fn publish(mut self: Pin<Box<Self>>) {
+        let this = self.as_mut().project();
+        if let Some(status) = this.status.take() {
+            this.cell.complete(status);
+        }
+    }
+
+    fn end(mut self: Box<Self>, ending: Ending) {
+        self.task = None;
+        self.cell.complete(ending.status());
+    }
+
+    fn stops_when_dropped(&self) -> bool {
+        Tk::STOPS_WHEN_DROPPED
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+/// A task that its handle runs when its turn comes: it holds the permits meanwhile.
+pub(crate) struct Called<K: Clone + 'static, T> {
+    pub(crate) cell: Arc<Cell<K, T>>,
+    status: Option<Status<T>>,
+}
+
+impl<K: Clone + 'static, T> Called<K, T> {
+    pub(crate) fn new(cell: Arc<Cell<K, T>>) -> Self {
+        Self { cell, status: None }
+    }
+}
+
+// Nothing in it is pinned: the run is boxed in the cell.
+impl<K: Clone + 'static, T> Unpin for Called<K, T> {}
+
+impl<K: Clone + 'static, T> Drop for Called<K, T> {
+    fn drop(&mut self) {
+        self.cell.drop_caller();
+        self.cell.complete(Status::Cancelled(Why::ShutDown));
+    }
+}
+
+impl<K, T> Job for Called<K, T>
+where
+    K: Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
+        if let Some(why) = self.cell.before_poll(cx) {
+            self.stop(why);
+            return Poll::Ready(Ran::Well);
+        }
+        let Poll::Ready(verdict) = self.cell.poll_caller() else {
+            return Poll::Pending;
+        };
+        let (status, ran) = match verdict {
+            Ok(verdict) => (status_of(verdict), Ran::Well),
+            Err(message) => (panicked(&message), Ran::Panicked(message)),
+        };
+        self.status = Some(status);
+        Poll::Ready(ran)
+    }
+
+    fn stop(mut self: Pin<&mut Self>, why: Why) {
+        self.cell.drop_caller();
+        self.status = Some(Status::Cancelled(why));
+    }
+
+    fn publish(mut self: Pin<Box<Self>>) {
+        if let Some(status) = self.status.take() {
+            self.cell.complete(status);
+        }
+    }
+
+    fn end(self: Box<Self>, ending: Ending) {
+        self.cell.drop_caller();
+        self.cell.complete(ending.status());
+    }
+
+    fn stops_when_dropped(&self) -> bool {
+        true
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+impl Ending {
+    fn status<T>(self) -> Status<T> {
+        match self {
+            Self::Cancelled(why) => Status::Cancelled(why),
+            Self::Rejected(reason) => Status::Rejected(reason),
+        }
+    }
+}
+
+pub(crate) fn status_of<T>(verdict: Verdict<T>) -> Status<T> {
+    match verdict {
+        Verdict::Done(value) => Status::Done(value),
+        Verdict::Failed(error) => Status::Failed(error),
+        Verdict::Cancelled => Status::Cancelled(Why::ItSaid),
+    }
+}
+
+pub(crate) fn panicked<T>(message: &str) -> Status<T> {
+    Status::Failed(TaskError::Panicked(message.to_owned()))
+}

@@ -1,0 +1,71 @@
+//! What the shell needs of a runtime: locks, spawning, the clock. Under `cfg(keylane_shuttle)`
+//! these are shuttle's, so that the shell's interleavings can be explored.
+
+#[cfg(not(keylane_shuttle))]
+mod imp {
+    use std::future::Future;
+
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+    pub(crate) use tokio::task::AbortHandle;
+
+    /// Where tasks are spawned.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Spawner(pub(crate) tokio::runtime::Handle);
+
+    impl Spawner {
+        pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+            self.0.spawn(task).abort_handle()
+        }
+
+        pub(crate) fn workers(&self) -> usize {
+            self.0.metrics().num_workers().max(1)
+        }
+    }
+}
+
+#[cfg(keylane_shuttle)]
+mod imp {
+    use std::future::Future;
+
+    pub(crate) use shuttle::future::AbortHandle;
+    pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+
+    /// Where tasks are spawned.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Spawner;
+
+    impl Spawner {
+        pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+            shuttle::future::spawn(task).abort_handle()
+        }
+
+        pub(crate) fn workers(&self) -> usize {
+            2
+        }
+    }
+}
+
+pub(crate) use imp::*;
+
+/// Locks; a panic elsewhere while the lock was held changes nothing for us, since no user code
+/// runs under our locks.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Runs user code that may panic; answers the panic's message.
+pub(crate) fn contain<T>(code: impl FnOnce() -> T) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(code)).map_err(panic_message)
+}
+
+fn panic_message(panic: Box<dyn std::any::Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => match panic.downcast::<&'static str>() {
+            Ok(text) => (*text).to_owned(),
+            Err(_) => "a panic without a message".to_owned(),
+        },
+    }
+}

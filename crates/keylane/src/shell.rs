@@ -1,0 +1,954 @@
+//! The thin shell around [`Lanes`]: one lock, runners that take starts in batches, a timer.
+//!
+//! Who touches what: submitters put into `inbox`, a short lock of its own; runners empty it into
+//! `state`, where the lanes are, report what ended, and take the next batch, all under one lock.
+//! A runner is a task that exists only while there is something to start; it polls each started
+//! run once, and what is not ready then becomes a task of its own.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+
+use hashbrown::HashMap;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
+
+use crate::lanes::{Flushed, Hold, ItemId, Lanes, Limits, Next, Spec, Ticket, Time};
+use crate::permits::{Kick, Permits};
+use crate::rt::{AbortHandle, Mutex, MutexGuard, Spawner, lock};
+
+/// The most starts that are taken under one lock.
+const BATCH: usize = 64;
+/// How long a batch should keep its runner busy, in nanoseconds.
+const BATCH_NANOS: u32 = 50_000;
+
+/// What is to be done with what a flush took, and what of it stays in its place.
+pub(crate) type Flushing<J> = Pin<Box<dyn Future<Output = Vec<(u64, J)>> + Send>>;
+
+/// A run that ended, with its permit.
+type EndedRun<K, W> = (Ticket, Ended<<W as Work<K>>::Job, <W as Work<K>>::After>);
+
+/// What the shell runs, and how.
+pub(crate) trait Work<K>: Sized + Send + Sync + 'static {
+    type Job: Send + 'static;
+    type Run: Future<Output = Ended<Self::Job, Self::After>> + Send + Unpin + 'static;
+    /// What remains to be done once the permit is free.
+    type After: Send + 'static;
+
+    /// What keeps the job at the front of a lane from starting, if anything does. Asked under the
+    /// lock: quick and pure.
+    fn gate(&self, job: &Self::Job) -> Option<Until>;
+    fn start(&self, job: Self::Job, slot: usize) -> Self::Run;
+    /// Whether dropping the run really stops it.
+    fn abortable(&self, run: &Self::Run) -> bool;
+    /// The run is cut off before its end.
+    fn abandon(&self, run: Self::Run) -> Self::After;
+    /// The permit is free: results may be seen now.
+    fn after(&self, after: Self::After);
+    /// Deals with what a flush took and answers what is to go back to its place.
+    fn flushed(self: &Arc<Self>, key: K, jobs: Vec<(u64, Self::Job)>) -> Flushing<Self::Job>;
+    /// What a new lane of this key is like. User code may run: never under the lock.
+    fn spec(&self, key: &K) -> Spec;
+    /// Whether [`Work::spec`] depends on the key at all.
+    fn has_specs(&self) -> bool;
+    /// Is told how much there is after each change.
+    #[cfg(feature = "metrics")]
+    fn observe(&self, queued: usize, running: usize, live_keys: usize);
+}
+
+/// How a run ended.
+pub(crate) enum Ended<J, A> {
+    Done(A),
+    Hold { job: J, hold: Until },
+    Flush { job: Option<J> },
+}
+
+/// How long a put-back job is held.
+pub(crate) enum Until {
+    At(Instant),
+    Released,
+}
+
+struct Inbox<K, J> {
+    /// Submitted, not yet in the lanes.
+    queue: Vec<(K, J)>,
+    /// The sequence of the next submit.
+    next_seq: u64,
+    /// Submits go straight to the lanes, because they can be refused or need a spec.
+    direct: bool,
+    closed: bool,
+    /// Runners that will look at the lanes again before they end.
+    runners: usize,
+    /// Something changed for the runners since they last looked.
+    again: bool,
+}
+
+struct State<K, J> {
+    lanes: Lanes<K, J>,
+    /// How to stop what runs, by slot.
+    aborts: Vec<Option<(u64, Abort)>>,
+    /// Waiting for a key, or for everything, to be idle.
+    idle_of: HashMap<K, Vec<oneshot::Sender<()>>>,
+    idle_all: Vec<oneshot::Sender<()>>,
+    /// Waiting for room, by sequence.
+    room: HashMap<u64, Option<Waker>>,
+    /// Limits that were asked for, to be remembered until evicted.
+    remembered: HashMap<K, Spec>,
+    /// When the timer task will wake, if there is one.
+    timer: Option<Time>,
+    timer_task: bool,
+    /// When the rate of all allows the next start.
+    rate_at: Option<Time>,
+}
+
+enum Abort {
+    /// The run is polled by a runner at this moment, or about to be.
+    Asked,
+    Handle(AbortHandle),
+}
+
+/// What is to be done once the lock is free.
+struct Out<K, J> {
+    flushes: Vec<Flushed<K, J>>,
+    wakers: Vec<Waker>,
+    idle: Vec<oneshot::Sender<()>>,
+    timer: TimerOut,
+    run: bool,
+}
+
+enum TimerOut {
+    Fine,
+    Start,
+    Earlier,
+}
+
+/// A run that is to become a task of its own, to be stopped by its handle.
+type Spawned = (usize, u64, AbortHandle);
+
+pub(crate) struct Shell<K, W: Work<K>> {
+    pub(crate) work: Arc<W>,
+    inbox: Mutex<Inbox<K, W::Job>>,
+    state: Mutex<State<K, W::Job>>,
+    spawner: Spawner,
+    workers: usize,
+    epoch: Instant,
+    permits: Option<Permits>,
+    remember: bool,
+    timer_changed: Notify,
+    /// Whether `permits` will kick this executor.
+    wants_permit: AtomicBool,
+    /// What one poll of a started run took lately, in nanoseconds.
+    poll_nanos: AtomicU32,
+    me: Weak<Self>,
+}
+
+/// Why a submit was not taken; the job comes back.
+pub(crate) enum NotTaken<J> {
+    Closed(J),
+    Full(crate::lanes::Full<J>),
+}
+
+impl<K, W> Shell<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    pub(crate) fn new(
+        work: W,
+        limits: Limits,
+        spawner: Spawner,
+        permits: Option<Permits>,
+        remember: bool,
+    ) -> Arc<Self> {
+        let workers = spawner.workers();
+        Arc::new_cyclic(|me| Self {
+            inbox: Mutex::new(Inbox {
+                queue: Vec::new(),
+                next_seq: 0,
+                direct: must_be_direct(&limits) || work.has_specs(),
+                closed: false,
+                runners: 0,
+                again: false,
+            }),
+            state: Mutex::new(State {
+                lanes: Lanes::new(limits),
+                aborts: Vec::new(),
+                idle_of: HashMap::new(),
+                idle_all: Vec::new(),
+                room: HashMap::new(),
+                remembered: HashMap::new(),
+                timer: None,
+                timer_task: false,
+                rate_at: None,
+            }),
+            work: Arc::new(work),
+            spawner,
+            workers,
+            epoch: Instant::now(),
+            permits,
+            remember,
+            timer_changed: Notify::new(),
+            wants_permit: AtomicBool::new(false),
+            poll_nanos: AtomicU32::new(BATCH_NANOS),
+            me: me.clone(),
+        })
+    }
+
+    /// Puts a job at the end of its lane; answers its sequence.
+    pub(crate) fn push(&self, key: K, job: W::Job) -> Result<u64, NotTaken<W::Job>> {
+        let mut inbox = lock(&self.inbox);
+        if inbox.closed {
+            return Err(NotTaken::Closed(job));
+        }
+        if inbox.direct {
+            drop(inbox);
+            return self.push_direct(key, job);
+        }
+        let seq = inbox.next_seq;
+        inbox.next_seq += 1;
+        inbox.queue.push((key, job));
+        let start = inbox.runners == 0;
+        inbox.runners += usize::from(start);
+        drop(inbox);
+        if start {
+            self.start_runner();
+        }
+        Ok(seq)
+    }
+
+    fn push_direct(&self, key: K, job: W::Job) -> Result<u64, NotTaken<W::Job>> {
+        let spec = self.spec_for(&key);
+        self.with(|state, inbox| {
+            if inbox.closed {
+                return Err(NotTaken::Closed(job));
+            }
+            let pushed = state.lanes.push(key, job, |_| spec);
+            inbox.next_seq = state.lanes.next_sequence();
+            pushed.map(|item| item.sequence()).map_err(NotTaken::Full)
+        })
+    }
+
+    /// As [`Self::push`], but takes its place even without room; `true` when there was room. If
+    /// not, [`Self::poll_room`] tells when there is.
+    pub(crate) fn push_over(&self, key: K, job: W::Job) -> Result<(u64, bool), W::Job> {
+        let spec = self.spec_for(&key);
+        self.with(|state, inbox| {
+            if inbox.closed {
+                return Err(job);
+            }
+            let (item, room) = state.lanes.push_over(key, job, |_| spec);
+            inbox.next_seq = state.lanes.next_sequence();
+            if !room {
+                state.room.insert(item.sequence(), None);
+            }
+            Ok((item.sequence(), room))
+        })
+    }
+
+    pub(crate) fn poll_room(&self, seq: u64, cx: &Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.state);
+        match state.room.get_mut(&seq) {
+            Some(waker) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            None => Poll::Ready(()),
+        }
+    }
+
+    /// The limits of a key's lane, asked for outside the lock and only where it has no lane.
+    fn spec_for(&self, key: &K) -> Spec {
+        if !self.work.has_specs() {
+            return Spec::default();
+        }
+        {
+            let state = lock(&self.state);
+            if state.lanes.knows(key) {
+                return Spec::default();
+            }
+            if let Some(spec) = state.remembered.get(key) {
+                return spec.clone();
+            }
+        }
+        let spec = self.work.spec(key);
+        if self.remember {
+            lock(&self.state)
+                .remembered
+                .insert(key.clone(), spec.clone());
+        }
+        spec
+    }
+
+    /// Takes a waiting job out of its lane.
+    pub(crate) fn cancel(&self, key: &K, seq: u64) -> Option<W::Job> {
+        self.with(|state, _| {
+            let item: ItemId = state.lanes.item(key, seq)?;
+            let job = state.lanes.cancel(item)?;
+            state.room.remove(&seq);
+            Some(job)
+        })
+    }
+
+    pub(crate) fn evict(&self, key: &K) -> Vec<W::Job> {
+        self.with(|state, _| {
+            state.remembered.remove(key);
+            state.lanes.evict(key)
+        })
+    }
+
+    /// Stops what runs of this key.
+    pub(crate) fn abort(&self, key: &K) {
+        let running = self.with(|state, _| {
+            let running = state.lanes.running_of(key);
+            state.take_aborts(running)
+        });
+        running.iter().for_each(AbortHandle::abort);
+    }
+
+    /// Stops everything that runs.
+    pub(crate) fn abort_all(&self) {
+        let running = self.with(|state, _| {
+            let running = state.lanes.all_running();
+            state.take_aborts(running)
+        });
+        running.iter().for_each(AbortHandle::abort);
+    }
+
+    /// No submit is taken any more; `false` when that was so already.
+    pub(crate) fn close(&self) -> bool {
+        !std::mem::replace(&mut lock(&self.inbox).closed, true)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.inbox).closed
+    }
+
+    /// Works on the lanes, everything submitted before included, and sees to what follows.
+    pub(crate) fn lanes<R>(&self, change: impl FnOnce(&mut Lanes<K, W::Job>) -> R) -> R {
+        self.with(|state, _| change(&mut state.lanes))
+    }
+
+    /// What a lane of this key is like, for those that may make one.
+    pub(crate) fn lane_spec(&self, key: &K) -> Spec {
+        self.spec_for(key)
+    }
+
+    /// Puts limits in force; what is said about single keys is asked for anew.
+    pub(crate) fn set_limits(&self, limits: Limits) {
+        let mut specs = HashMap::new();
+        loop {
+            // User code decides about keys: it is asked outside the lock, so lanes may come
+            // meanwhile, which are then asked for too.
+            let unasked = self.with(|state, inbox| {
+                let unasked = self.unasked(state, &specs);
+                if unasked.is_empty() {
+                    inbox.direct = must_be_direct(&limits) || self.work.has_specs();
+                    state.remembered.clear();
+                    let spec = |key: &K| specs.get(key).cloned().unwrap_or_default();
+                    state.lanes.reconfigure(limits, spec);
+                    state.rate_at = None;
+                }
+                unasked
+            });
+            if unasked.is_empty() {
+                return;
+            }
+            for key in unasked {
+                let spec = self.work.spec(&key);
+                specs.insert(key, spec);
+            }
+        }
+    }
+
+    fn unasked(&self, state: &State<K, W::Job>, asked: &HashMap<K, Spec>) -> Vec<K> {
+        if !self.work.has_specs() {
+            return Vec::new();
+        }
+        let mut keys = state.lanes.keys();
+        keys.retain(|key| !asked.contains_key(key));
+        keys
+    }
+
+    /// Tells when this key, or (`None`) everything, is idle; `None` when it is so now.
+    pub(crate) fn watch_idle(&self, key: Option<&K>) -> Option<oneshot::Receiver<()>> {
+        self.with(|state, _| {
+            let waiting = match key {
+                None if state.lanes.is_idle() => return None,
+                None => &mut state.idle_all,
+                Some(key) if !state.lanes.watch(key) => return None,
+                Some(key) => state.idle_of.entry(key.clone()).or_default(),
+            };
+            let (sender, receiver) = oneshot::channel();
+            waiting.retain(|other| !other.is_closed());
+            waiting.push(sender);
+            Some(receiver)
+        })
+    }
+
+    /// Locks, takes in what was submitted, makes a change and does what follows from it.
+    fn with<R>(&self, change: impl FnOnce(&mut State<K, W::Job>, &mut Inbox<K, W::Job>) -> R) -> R {
+        let mut state = lock(&self.state);
+        let answer = {
+            let mut inbox = lock(&self.inbox);
+            state.take_in(&mut inbox);
+            change(&mut state, &mut inbox)
+        };
+        let out = self.finish(&mut state);
+        drop(state);
+        self.deliver(out);
+        answer
+    }
+
+    /// What follows from a change of the lanes.
+    fn finish(&self, state: &mut MutexGuard<'_, State<K, W::Job>>) -> Out<K, W::Job> {
+        let wakers = state.take_wakers();
+        let idle = state.take_idle();
+        #[cfg(feature = "metrics")]
+        self.work.observe(
+            state.lanes.waiting(),
+            state.lanes.running(),
+            state.lanes.live(),
+        );
+        let timer = state.set_timer();
+        let limits = *state.lanes.limits();
+        let run = state.lanes.ready() > 0
+            && state.lanes.running() < limits.total
+            && state.rate_at.is_none();
+        Out {
+            flushes: state.lanes.take_flushed(),
+            wakers,
+            idle,
+            timer,
+            run,
+        }
+    }
+
+    fn deliver(&self, out: Out<K, W::Job>) {
+        for waker in out.wakers {
+            waker.wake();
+        }
+        for idle in out.idle {
+            // Whoever asked may have stopped waiting.
+            let _ = idle.send(());
+        }
+        for flushed in out.flushes {
+            self.start_flush(flushed);
+        }
+        match out.timer {
+            TimerOut::Fine => {}
+            TimerOut::Start => self.start_timer(),
+            TimerOut::Earlier => self.timer_changed.notify_one(),
+        }
+        if out.run {
+            self.look_again();
+        }
+    }
+
+    /// Makes sure that a runner looks at the lanes after this.
+    fn look_again(&self) {
+        let mut inbox = lock(&self.inbox);
+        inbox.again = true;
+        if inbox.runners == 0 {
+            inbox.runners += 1;
+            drop(inbox);
+            self.start_runner();
+        }
+    }
+
+    fn start_runner(&self) {
+        if let Some(shell) = self.me.upgrade() {
+            self.spawner.spawn(run(shell, Vec::new()));
+        }
+    }
+
+    fn start_flush(&self, flushed: Flushed<K, W::Job>) {
+        let Flushed { key, jobs, id } = flushed;
+        if jobs.is_empty() {
+            return self.lanes(|lanes| lanes.flush_done(id, jobs));
+        }
+        let Some(shell) = self.me.upgrade() else {
+            return;
+        };
+        let dealt_with = self.work.flushed(key, jobs);
+        self.spawner.spawn(async move {
+            let keep = dealt_with.await;
+            shell.lanes(|lanes| lanes.flush_done(id, keep));
+        });
+    }
+
+    fn start_timer(&self) {
+        if let Some(shell) = self.me.upgrade() {
+            self.spawner.spawn(keep_time(shell));
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.time_of(Instant::now())
+    }
+
+    fn time_of(&self, instant: Instant) -> Time {
+        let since = instant.saturating_duration_since(self.epoch);
+        Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    pub(crate) fn instant_of(&self, time: Time) -> Instant {
+        // Further away than any timer: a hold of years must not overflow the clock.
+        let most = 10 * 365 * 86_400 * 1_000_000_000;
+        self.epoch + std::time::Duration::from_nanos(time.0.min(most))
+    }
+
+    /// What may start, and until when.
+    fn hold_of(&self, until: &Until) -> Hold {
+        match until {
+            Until::At(at) => Hold::Until(self.time_of(*at)),
+            Until::Released => Hold::UntilReleased,
+        }
+    }
+
+    /// How many starts to take at once, going by what a poll took lately.
+    fn batch(&self) -> usize {
+        let nanos = self.poll_nanos.load(Ordering::Relaxed).max(1);
+        ((BATCH_NANOS / nanos) as usize).clamp(1, BATCH)
+    }
+
+    fn note_polls(&self, polls: usize, took: std::time::Duration) {
+        let each = took.as_nanos() as u64 / polls.max(1) as u64;
+        let old = u64::from(self.poll_nanos.load(Ordering::Relaxed));
+        let new = (old * 3 + each * 5) / 8;
+        self.poll_nanos
+            .store(new.min(u64::from(u32::MAX)) as u32, Ordering::Relaxed);
+    }
+}
+
+impl<K, W> Kick for Shell<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn kick(self: Arc<Self>) {
+        self.wants_permit.store(false, Ordering::SeqCst);
+        self.look_again();
+    }
+}
+
+/// What one runner carries from lock to lock.
+struct Runner<K, W: Work<K>> {
+    ended: Vec<EndedRun<K, W>>,
+    spawned: Vec<Spawned>,
+    batch: Vec<(Ticket, W::Job)>,
+    afters: Vec<W::After>,
+}
+
+/// A runner: takes starts until there are none.
+async fn run<K, W>(shell: Arc<Shell<K, W>>, ended: Vec<EndedRun<K, W>>)
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    let mut runner = Runner {
+        ended,
+        spawned: Vec::new(),
+        batch: Vec::new(),
+        afters: Vec::new(),
+    };
+    let mut since_yield = 0;
+    loop {
+        shell.turn(&mut runner);
+        if runner.batch.is_empty() {
+            if shell.retire() {
+                return;
+            }
+            continue;
+        }
+        since_yield += runner.batch.len();
+        runner.poll_batch(&shell);
+        if since_yield >= BATCH {
+            since_yield = 0;
+            yield_once().await;
+        }
+    }
+}
+
+impl<K, W> Shell<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    /// One lock: report what ended, take in what was submitted, take the next batch.
+    fn turn(&self, runner: &mut Runner<K, W>) {
+        let mut state = lock(&self.state);
+        state.take_in(&mut lock(&self.inbox));
+        let freed = self.report(&mut state, runner);
+        let full = self.fill(&mut state, &mut runner.batch);
+        let mut out = self.finish(&mut state);
+        let more = std::mem::take(&mut out.run) && full;
+        drop(state);
+        if let Some(permits) = &self.permits {
+            permits.give(freed);
+        }
+        for after in runner.afters.drain(..) {
+            self.work.after(after);
+        }
+        if more {
+            self.another_runner();
+        }
+        self.deliver(out);
+    }
+
+    /// Tells the lanes what ended; answers how many permits that freed.
+    fn report(&self, state: &mut State<K, W::Job>, runner: &mut Runner<K, W>) -> usize {
+        let freed = runner.ended.len();
+        for (ticket, ended) in runner.ended.drain(..) {
+            state.forget_abort(&ticket);
+            match ended {
+                Ended::Done(after) => {
+                    state.lanes.done(ticket);
+                    runner.afters.push(after);
+                }
+                Ended::Hold { job, hold } => {
+                    let hold = self.hold_of(&hold);
+                    state.lanes.hold(ticket, job, hold);
+                }
+                Ended::Flush { job } => state.lanes.flush_from(ticket, job),
+            }
+        }
+        for spawned in runner.spawned.drain(..) {
+            state.note_abort(spawned);
+        }
+        freed
+    }
+
+    /// Takes starts in turn; answers whether the batch is what ended it.
+    fn fill(&self, state: &mut State<K, W::Job>, batch: &mut Vec<(Ticket, W::Job)>) -> bool {
+        let most = self.batch();
+        let now = if state.lanes.needs_clock() {
+            self.now()
+        } else {
+            Time(0)
+        };
+        state.lanes.tick(now);
+        state.rate_at = None;
+        while batch.len() < most {
+            if state.lanes.ready() == 0 || !self.take_permit() {
+                return false;
+            }
+            let gate = |_: &K, job: &W::Job| {
+                let until = self.work.gate(job);
+                until.map_or(Hold::Free, |until| self.hold_of(&until))
+            };
+            match state.lanes.next(now, gate) {
+                Next::Start(ticket, job) => batch.push((ticket, job)),
+                other => {
+                    if let Next::RateUntil(at) = other {
+                        state.rate_at = Some(at);
+                    }
+                    self.give_permit();
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn take_permit(&self) -> bool {
+        let Some(permits) = &self.permits else {
+            return true;
+        };
+        permits.take_or_wait(|| {
+            let first = !self.wants_permit.swap(true, Ordering::SeqCst);
+            first.then(|| self.me.clone() as Weak<dyn Kick>)
+        })
+    }
+
+    fn give_permit(&self) {
+        if let Some(permits) = &self.permits {
+            permits.give(1);
+        }
+    }
+
+    /// More could start than this runner took: another worker may take that.
+    fn another_runner(&self) {
+        let mut inbox = lock(&self.inbox);
+        if inbox.runners < self.workers {
+            inbox.runners += 1;
+            drop(inbox);
+            self.start_runner();
+        } else {
+            inbox.again = true;
+        }
+    }
+
+    /// The runner found nothing to start: it ends, unless something changed since it looked.
+    fn retire(&self) -> bool {
+        let mut inbox = lock(&self.inbox);
+        if !inbox.queue.is_empty() || std::mem::take(&mut inbox.again) {
+            return false;
+        }
+        inbox.runners -= 1;
+        true
+    }
+
+    /// A run of its own ended: this task becomes a runner where there is need of one.
+    fn join_runners(&self) -> bool {
+        let mut inbox = lock(&self.inbox);
+        let join = inbox.runners < self.workers;
+        inbox.runners += usize::from(join);
+        join
+    }
+}
+
+impl<K, W> Runner<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    /// Starts a batch: polls each run once; what is not ready becomes a task of its own.
+    fn poll_batch(&mut self, shell: &Arc<Shell<K, W>>) {
+        let count = self.batch.len();
+        let before = std::time::Instant::now();
+        let waker = Waker::noop();
+        for (ticket, job) in self.batch.drain(..) {
+            let mut run = shell.work.start(job, ticket.slot());
+            match Pin::new(&mut run).poll(&mut Context::from_waker(waker)) {
+                Poll::Ready(ended) => self.ended.push((ticket, ended)),
+                Poll::Pending => {
+                    let (slot, seq) = (ticket.slot(), ticket.sequence());
+                    let abortable = shell.work.abortable(&run);
+                    let handle = shell.spawner.spawn(drive(shell.clone(), run, ticket));
+                    if abortable {
+                        self.spawned.push((slot, seq, handle));
+                    }
+                }
+            }
+        }
+        shell.note_polls(count, before.elapsed());
+    }
+}
+
+/// Sees one run to its end, then goes on as a runner where there is need of one.
+async fn drive<K, W>(shell: Arc<Shell<K, W>>, run: W::Run, ticket: Ticket)
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    let mut driven = Driven {
+        shell,
+        run: Some((run, ticket)),
+    };
+    let ended = std::future::poll_fn(|cx| driven.poll(cx)).await;
+    let shell = driven.shell.clone();
+    drop(driven);
+    if shell.join_runners() {
+        crate::shell::run(shell, vec![ended]).await;
+    } else {
+        shell.end_one(ended);
+    }
+}
+
+/// A run under way. Dropped before its end (stopped, or the runtime goes), it frees its permit.
+struct Driven<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    shell: Arc<Shell<K, W>>,
+    run: Option<(W::Run, Ticket)>,
+}
+
+impl<K, W> Driven<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<K, W>> {
+        let (run, _) = self.run.as_mut().expect("polled until it is ready");
+        match Pin::new(run).poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(ended) => {
+                let (_, ticket) = self.run.take().expect("it was there just now");
+                Poll::Ready((ticket, ended))
+            }
+        }
+    }
+}
+
+impl<K, W> Drop for Driven<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn drop(&mut self) {
+        if let Some((run, ticket)) = self.run.take() {
+            let after = self.shell.work.abandon(run);
+            self.shell.end_one((ticket, Ended::Done(after)));
+        }
+    }
+}
+
+impl<K, W> Shell<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    /// Reports one end and leaves the rest to the runners.
+    fn end_one(&self, ended: EndedRun<K, W>) {
+        let mut runner = Runner {
+            ended: vec![ended],
+            spawned: Vec::new(),
+            batch: Vec::new(),
+            afters: Vec::new(),
+        };
+        let mut state = lock(&self.state);
+        state.take_in(&mut lock(&self.inbox));
+        let freed = self.report(&mut state, &mut runner);
+        let out = self.finish(&mut state);
+        drop(state);
+        if let Some(permits) = &self.permits {
+            permits.give(freed);
+        }
+        for after in runner.afters {
+            self.work.after(after);
+        }
+        self.deliver(out);
+    }
+}
+
+/// The timer: exists only while something is to happen by itself at a known time.
+async fn keep_time<K, W>(shell: Arc<Shell<K, W>>)
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    loop {
+        let at = {
+            let mut state = lock(&shell.state);
+            state.timer_task = state.timer.is_some();
+            state.timer
+        };
+        let Some(at) = at else {
+            return;
+        };
+        let changed = shell.timer_changed.notified();
+        if tokio::time::timeout_at(shell.instant_of(at), changed)
+            .await
+            .is_err()
+        {
+            let now = shell.now();
+            shell.with(|state, _| {
+                state.timer = None;
+                state.rate_at = None;
+                state.lanes.tick(now);
+            });
+        }
+    }
+}
+
+impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
+    fn take_in(&mut self, inbox: &mut Inbox<K, J>) {
+        for (key, job) in inbox.queue.drain(..) {
+            let pushed = self.lanes.push(key, job, |_| Spec::default());
+            debug_assert!(
+                pushed.is_ok(),
+                "what can be refused goes straight to the lanes"
+            );
+        }
+        if inbox.queue.capacity() > 4 * BATCH * BATCH {
+            inbox.queue = Vec::new();
+        }
+    }
+
+    fn take_wakers(&mut self) -> Vec<Waker> {
+        let mut wakers = Vec::new();
+        for seq in self.lanes.take_admitted() {
+            wakers.extend(self.room.remove(&seq).flatten());
+        }
+        wakers
+    }
+
+    fn take_idle(&mut self) -> Vec<oneshot::Sender<()>> {
+        let mut idle = Vec::new();
+        for key in self.lanes.take_emptied() {
+            idle.extend(self.idle_of.remove(&key).unwrap_or_default());
+        }
+        if !self.idle_all.is_empty() && self.lanes.is_idle() {
+            idle.append(&mut self.idle_all);
+        }
+        idle
+    }
+
+    fn set_timer(&mut self) -> TimerOut {
+        let wanted = match (self.lanes.wake_at(), self.rate_at) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let Some(wanted) = wanted else {
+            return TimerOut::Fine;
+        };
+        if self.timer.is_some_and(|at| at <= wanted) {
+            return TimerOut::Fine;
+        }
+        self.timer = Some(wanted);
+        if std::mem::replace(&mut self.timer_task, true) {
+            TimerOut::Earlier
+        } else {
+            TimerOut::Start
+        }
+    }
+
+    fn note_abort(&mut self, (slot, seq, handle): Spawned) {
+        if !self.lanes.is_running(slot, seq) {
+            return;
+        }
+        let entry = self.abort_entry(slot);
+        if matches!(entry, Some((asked, Abort::Asked)) if *asked == seq) {
+            handle.abort();
+        } else {
+            *entry = Some((seq, Abort::Handle(handle)));
+        }
+    }
+
+    fn forget_abort(&mut self, ticket: &Ticket) {
+        if let Some(entry) = self.aborts.get_mut(ticket.slot()) {
+            *entry = None;
+        }
+    }
+
+    fn abort_entry(&mut self, slot: usize) -> &mut Option<(u64, Abort)> {
+        if self.aborts.len() <= slot {
+            self.aborts.resize_with(slot + 1, || None);
+        }
+        &mut self.aborts[slot]
+    }
+
+    /// The handles of these; those without one yet are stopped when they get it.
+    fn take_aborts(&mut self, running: Vec<(usize, u64)>) -> Vec<AbortHandle> {
+        let mut handles = Vec::new();
+        for (slot, seq) in running {
+            let entry = self.abort_entry(slot);
+            match entry.take() {
+                Some((of, Abort::Handle(handle))) if of == seq => handles.push(handle),
+                _ => *entry = Some((seq, Abort::Asked)),
+            }
+        }
+        handles
+    }
+}
+
+fn must_be_direct(limits: &Limits) -> bool {
+    limits.queue != usize::MAX || limits.lane.queue != usize::MAX
+}
+
+/// Lets other tasks of this worker run.
+async fn yield_once() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,69 @@
+//! What is going on in an executor.
+
+use crate::lanes::{Hold, LaneLimits, LaneState};
+
+/// What is going on in an executor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Tasks between start and end.
+    pub running: usize,
+    /// Tasks that wait.
+    pub queued: usize,
+    /// Keys that have something waiting or running.
+    pub live_keys: usize,
+    /// Tasks that succeeded (posted ones are not counted here: nobody asks for their results).
+    pub done: u64,
+    /// Tasks that failed.
+    pub failed: u64,
+    /// Tasks that were cancelled.
+    pub cancelled: u64,
+    /// Tasks that were rejected.
+    pub rejected: u64,
+    /// Panics of tasks, listeners, resolvers and handlers.
+    pub panics: u64,
+}
+
+/// What is going on under one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyStats {
+    /// Tasks between start and end.
+    pub running: usize,
+    /// Tasks that wait.
+    pub queued: usize,
+    /// The limits in force.
+    pub limits: KeyLimits,
+    /// Whether somebody paused it.
+    pub paused: bool,
+    /// Whether its first task is held back (by a hold, not by limits).
+    pub held: bool,
+}
+
+/// The limits of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyLimits {
+    /// How many tasks run at once.
+    pub concurrency: usize,
+    /// How many may wait; `None` means no limit.
+    pub queue: Option<usize>,
+}
+
+impl KeyStats {
+    pub(crate) fn of(state: LaneState) -> Self {
+        Self {
+            running: state.running,
+            queued: state.waiting,
+            limits: KeyLimits::of(state.limits),
+            paused: state.paused,
+            held: state.hold != Hold::Free,
+        }
+    }
+}
+
+impl KeyLimits {
+    pub(crate) fn of(limits: LaneLimits) -> Self {
+        Self {
+            concurrency: limits.concurrency,
+            queue: (limits.queue != usize::MAX).then_some(limits.queue),
+        }
+    }
+}
