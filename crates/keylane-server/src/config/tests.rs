@@ -1,0 +1,331 @@
+//! Whole configs, right and wrong.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use keylane_router::plan::{
+    Cascade, Envelope, OnExhausted, Overflow, PoolPlan, SourceKind, SourcePlan, Targets,
+};
+
+use super::*;
+
+fn load_with(text: &str, env: &[(&str, &str)]) -> Result<Config, Problems> {
+    let mut written = tree::parse(text, Some("my.toml".into())).map_err(Problems)?;
+    let env = env
+        .iter()
+        .map(|(name, value)| (name.to_string(), value.to_string()));
+    env::apply(&mut written, &documented(), env);
+    Config::from_tables(&written, &documented())
+}
+
+#[track_caller]
+fn load(text: &str) -> Config {
+    load_with(text, &[]).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+/// The problems, one text each.
+#[track_caller]
+fn wrong(text: &str) -> Vec<String> {
+    let problems = load_with(text, &[]).expect_err("the config is wrong");
+    problems.0.iter().map(ToString::to_string).collect()
+}
+
+/// Asserts the one problem's beginning.
+#[track_caller]
+fn one_wrong(text: &str, expected: &str) {
+    let problems = wrong(text);
+    assert_eq!(problems.len(), 1, "{problems:#?}");
+    assert!(problems[0].starts_with(expected), "{problems:#?}");
+}
+
+#[test]
+fn without_a_file_there_is_one_pool_and_one_embedded_queue() {
+    let config = load("");
+    assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!(config.data, PathBuf::from("./keylane-data"));
+    assert_eq!(config.plan.pools.len(), 1);
+    let source = &config.plan.sources["default"];
+    assert_eq!(*source, SourcePlan::embedded("default"));
+    assert!(config.notices.is_empty());
+}
+
+#[test]
+fn the_documented_defaults_are_the_plans_own() {
+    let mut config = load("");
+    let pool = config.plan.pools.get_mut("default").unwrap();
+    // Depends on the machine.
+    pool.concurrency = PoolPlan::default().concurrency;
+    config.plan.sources.clear();
+    assert_eq!(config.plan, Plan::default());
+}
+
+#[test]
+fn every_option_that_is_read_is_documented() {
+    let shown: BTreeSet<&str> = load("")
+        .settings
+        .iter()
+        .map(|setting| setting.name)
+        .collect();
+    let text = "[[pools.default.keys]]\nmatch = \"x\"\nlane_capacity = 1\nlane_concurrency = 1\nper_key_rate = \"1/s\"";
+    let all: BTreeSet<&str> = load(text)
+        .settings
+        .iter()
+        .map(|setting| setting.name)
+        .collect();
+    for name in shown.union(&all) {
+        let documented = |line: &str| {
+            line.trim_start_matches(['#', ' '])
+                .starts_with(&format!("{name} = "))
+        };
+        assert!(DOCUMENTED.lines().any(documented), "{name}");
+    }
+}
+
+#[test]
+fn a_pool_takes_what_it_does_not_set_from_the_documented_defaults() {
+    let config = load("[pools.default]\nlane_capacity = 7\n[pools.mail]\nconcurrency = 20\n");
+    assert_eq!(config.plan.pools["default"].lane_capacity.get(), 7);
+    let mail = &config.plan.pools["mail"];
+    assert_eq!(mail.concurrency.unwrap().get(), 20);
+    assert_eq!(mail.lane_capacity.get(), 500);
+}
+
+#[test]
+fn the_designs_example_is_understood() {
+    let config = load(
+        r#"
+        [pools.mail]
+        concurrency = 20
+        rate = "100/s"
+        overflow = "return"
+        on_exhausted = "park"
+        targets = ["https://api.example.com"]
+        drain = "finish"
+        [pools.mail.timeout]
+        total = "10s"
+        [pools.mail.retry]
+        max_attempts = 1
+        [[pools.mail.keys]]
+        match = "vip:*"
+        lane_concurrency = 4
+        [sources.high]
+        type = "embedded"
+        keyless = "parallel"
+        [sources.raw]
+        queue = "r"
+        envelope = "raw"
+        pool = "mail"
+        target = "http://localhost/x"
+        "#,
+    );
+    let mail = &config.plan.pools["mail"];
+    assert_eq!(mail.rate.unwrap().burst, 10);
+    assert_eq!(mail.overflow, Some(Overflow::Return));
+    assert_eq!(mail.on_exhausted, Some(OnExhausted::Park));
+    assert_eq!(
+        mail.targets,
+        Targets::Only(vec!["https://api.example.com".into()])
+    );
+    assert_eq!(mail.drain, None);
+    assert_eq!(mail.timeout.total, Duration::from_secs(10));
+    assert_eq!(mail.keys[0].lane_concurrency.unwrap().get(), 4);
+    let queue = "high".into();
+    assert_eq!(
+        config.plan.sources["high"].kind,
+        SourceKind::Embedded { queue }
+    );
+    assert!(matches!(
+        config.plan.sources["raw"].envelope,
+        Envelope::Raw { .. }
+    ));
+    assert_eq!(config.plan.sources.len(), 2);
+}
+
+#[test]
+fn the_environment_is_laid_over_the_file() {
+    let text = "listen = \"127.0.0.1:1\"\n[pools.mail]\nconcurrency = 1\n";
+    let env = [
+        ("KEYLANE_LISTEN", "127.0.0.1:2"),
+        ("KEYLANE_DATA", "7"),
+        ("KEYLANE_POOLS__MAIL__CONCURRENCY", "20"),
+        ("KEYLANE_POOLS__MAIL__RETRY__INITIAL", "2s"),
+        ("KEYLANE_POOLS__MAIL__TARGETS", "[\"a\", \"b\"]"),
+        ("KEYLANE_DEV__ENABLED", "false"),
+    ];
+    let config = load_with(text, &env).unwrap();
+    assert_eq!(config.listen.port(), 2);
+    assert_eq!(config.data, PathBuf::from("7"));
+    assert!(!config.dev.enabled && config.dev.create_queues);
+    let mail = &config.plan.pools["mail"];
+    assert_eq!(mail.concurrency.unwrap().get(), 20);
+    assert_eq!(mail.retry.initial, Duration::from_secs(2));
+    assert_eq!(mail.targets, Targets::Only(vec!["a".into(), "b".into()]));
+}
+
+#[test]
+fn a_wrong_variable_is_named() {
+    let problems = load_with("", &[("KEYLANE_LISTN", "x")]).unwrap_err();
+    let text = problems.to_string();
+    assert!(
+        text.starts_with("KEYLANE_LISTN: listn: there is no such option; did you mean `listen`?"),
+        "{text}"
+    );
+}
+
+#[test]
+fn all_errors_come_at_once_with_line_and_remedy() {
+    let problems = wrong(
+        "lissten = 1\nstop_deadline = 5\n[pools.mail]\ncascade = \"bath\"\n[pools.mail.retry]\nmaxattempts = 1\n",
+    );
+    let expected = [
+        "my.toml:2: stop_deadline: 5 is not allowed; give a duration such as",
+        "my.toml:4: pools.mail.cascade: \"bath\" is not allowed; use \"key\" or \"batch\"",
+        "my.toml:6: pools.mail.retry.maxattempts: there is no such option; did you mean `max_attempts`?",
+        "my.toml:1: lissten: there is no such option; did you mean `listen`?",
+    ];
+    assert_eq!(problems.len(), expected.len(), "{problems:#?}");
+    for start in expected {
+        assert!(
+            problems.iter().any(|p| p.starts_with(start)),
+            "{start}\n{problems:#?}"
+        );
+    }
+}
+
+#[test]
+fn a_value_where_a_table_belongs_is_an_error() {
+    one_wrong(
+        "breaker = 5",
+        "my.toml:1: breaker: 5 is not allowed; give a table: [breaker]",
+    );
+    one_wrong(
+        "[pools]\nmail = 5",
+        "my.toml:2: pools.mail: 5 is not allowed; give a table",
+    );
+}
+
+#[test]
+fn brokers_that_are_not_built_in_are_refused_by_name() {
+    for broker in ["sqs", "rabbitmq", "activemq", "pulsar", "kafka"] {
+        let text = format!("[sources.s]\ntype = \"{broker}\"\n");
+        let expected = format!(
+            "my.toml:2: sources.s.type: \"{broker}\" is not allowed; reading from {broker} is not built into this version"
+        );
+        one_wrong(&text, &expected);
+    }
+}
+
+#[test]
+fn what_this_version_cannot_do_is_refused() {
+    one_wrong(
+        "[pools.a]\noverflow = \"spill\"",
+        "my.toml:2: pools.a.overflow: \"spill\" is not available",
+    );
+    one_wrong(
+        "listen = \"0.0.0.0:80\"",
+        "my.toml:1: listen: 0.0.0.0:80 can be reached",
+    );
+}
+
+#[test]
+fn many_instances_are_refused_and_so_is_parking_with_them() {
+    let problems = wrong("[sources.s]\ninstances = \"many\"\n[pools.p]\non_exhausted = \"park\"\n");
+    assert_eq!(problems.len(), 2, "{problems:#?}");
+    assert!(problems[0].contains("belongs to one program"));
+    assert!(problems[1].contains("\"park\" of pool `p`"));
+}
+
+#[test]
+fn values_that_contradict_each_other_are_errors() {
+    one_wrong(
+        "[pools.a]\nmax_message = \"1GiB\"",
+        "my.toml:2: pools.a.max_message: `max_message` is above",
+    );
+    one_wrong(
+        "[pools.a]\nbyte_budget = 10",
+        "my.toml:2: pools.a.byte_budget: `max_message` is above",
+    );
+    one_wrong(
+        "[pools.a.retry]\ninitial = \"1h\"",
+        "my.toml:2: pools.a.retry.initial: `initial` is longer",
+    );
+    one_wrong(
+        "[pools.a.timeout]\nconnect = \"2h\"",
+        "my.toml:2: pools.a.timeout.connect: it is longer",
+    );
+    one_wrong(
+        "[pools.a]\nbusy_max = \"1ms\"",
+        "my.toml:2: pools.a.busy_max: it is shorter",
+    );
+}
+
+#[test]
+fn patterns_that_cannot_work_are_errors() {
+    let keys = |entries: &str| format!("[pools.a]\nkeys = [{entries}]\n");
+    one_wrong(
+        &keys("{ match = \"\", lane_capacity = 1 }"),
+        "my.toml:2: pools.a.[keys].match: the pattern is empty",
+    );
+    one_wrong(
+        &keys("{ match = \"x\" }"),
+        "my.toml:2: pools.a.[keys].match: it sets no limit",
+    );
+    let twice = "{ match = \"*\", lane_capacity = 1 }, { match = \"x\", lane_capacity = 1 }";
+    one_wrong(
+        &keys(twice),
+        "my.toml:2: pools.a.[keys].match: it is never reached",
+    );
+    one_wrong(
+        &keys("{ lane_capacity = 1 }"),
+        "my.toml:2: pools.a.[keys].match: it is missing",
+    );
+}
+
+#[test]
+fn two_sources_of_one_queue_are_an_error() {
+    one_wrong(
+        "[sources.a]\nqueue = \"q\"\n[sources.b]\nqueue = \"q\"\n",
+        "my.toml:4: sources.b.queue: source `a` reads",
+    );
+}
+
+#[test]
+fn a_queue_whose_name_fits_no_url_is_an_error() {
+    one_wrong(
+        "[sources.a]\nqueue = \"a/b\"\n",
+        "my.toml:2: sources.a.queue: \"a/b\" is not allowed",
+    );
+    one_wrong(
+        "[sources.\"a b\"]\nwindow = 1\n",
+        "my.toml:2: sources.\"a b\".queue: the source's name",
+    );
+}
+
+#[test]
+fn a_raw_source_needs_a_target_and_a_pool_that_exists() {
+    let problems = wrong("[pools.mail]\n[sources.a]\nenvelope = \"raw\"\npool = \"mial\"\n");
+    assert_eq!(problems.len(), 2, "{problems:#?}");
+    assert!(problems[0].contains("did you mean \"mail\"?"));
+    assert!(problems[1].contains("envelope = \"raw\" needs it"));
+    one_wrong(
+        "[sources.a]\npool = \"default\"\n",
+        "my.toml:2: sources.a.pool: it only means something",
+    );
+}
+
+#[test]
+fn cascade_by_batch_is_taken_with_a_notice() {
+    let config = load("[pools.a]\ncascade = \"batch\"\n");
+    assert_eq!(config.plan.pools["a"].cascade, Cascade::Batch);
+    assert!(config.notices[0].starts_with("pool `a`: cascade"));
+}
+
+#[test]
+fn the_example_for_those_who_come_from_flowcatalyst_is_right() {
+    let config = load(include_str!("../../examples/as-flowcatalyst.toml"));
+    let pool = &config.plan.pools["default"];
+    assert_eq!(pool.retry.max_attempts.get(), 1);
+    assert_eq!(pool.cascade, Cascade::Batch);
+    assert_eq!(pool.drain, None);
+    assert_eq!(pool.lane_capacity.get(), 500);
+}
