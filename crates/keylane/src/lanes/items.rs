@@ -109,14 +109,14 @@ impl<J> Items<J> {
         Some(job)
     }
 
-    /// Ends all holds. Only the front and what was put back can be held, and what was put back
-    /// has a sequence below `put_back_to`.
-    pub(super) fn release(&mut self, put_back_to: u64) {
+    /// Ends all holds: that of the front, and those behind it, which all have a sequence below
+    /// `held_to`.
+    pub(super) fn release(&mut self, held_to: u64) {
         let mut items = self.queue.iter_mut();
         if let Some(front) = items.next() {
             front.hold = Hold::Free;
         }
-        for item in items.take_while(|item| item.seq < put_back_to) {
+        for item in items.take_while(|item| item.seq < held_to) {
             item.hold = Hold::Free;
         }
     }

@@ -215,8 +215,8 @@ struct Extra {
     over_from: u64,
     /// Its place in `want_room`.
     wants_room: Option<u64>,
-    /// Items before this sequence were started and put back.
-    put_back_to: u64,
+    /// Behind the front, only items before this sequence can be held.
+    held_to: u64,
     /// Somebody waits until the lane is empty.
     watched: bool,
 }
@@ -429,7 +429,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             let front = lane.items.front_mut().expect("a ready lane has a front");
             front.hold = gate(&lane.key, front.job());
             if front.hold != Hold::Free || !self.key_rate_allows(index) {
-                self.refresh(index);
+                self.refresh_all(index);
                 continue;
             }
             if let Some(at) = self.rate_says_wait() {
@@ -449,9 +449,12 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     /// The item goes back to its place by sequence and is held there; its permit is free.
     pub fn hold(&mut self, ticket: Ticket, job: J, hold: Hold) {
         let index = self.end(&ticket);
+        let lane = &mut self.lanes[index];
+        // The front may be held by the gate, and may be behind the item after this.
+        let front = lane.items.front().map_or(0, |front| front.seq);
+        let extra = lane.extra();
+        extra.held_to = extra.held_to.max(front.max(ticket.seq) + 1);
         self.put_back(index, Item::new(ticket.seq, hold, job));
-        let extra = self.lanes[index].extra();
-        extra.put_back_to = extra.put_back_to.max(ticket.seq + 1);
         self.refresh_all(index);
     }
 
@@ -517,8 +520,8 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             return false;
         };
         let lane = &mut self.lanes[index];
-        let put_back_to = lane.extra.as_ref().map_or(0, |extra| extra.put_back_to);
-        lane.items.release(put_back_to);
+        let held_to = lane.extra.as_ref().map_or(0, |extra| extra.held_to);
+        lane.items.release(held_to);
         self.refresh_all(index);
         true
     }
@@ -608,9 +611,14 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     pub fn reconfigure(&mut self, limits: Limits, mut spec: impl FnMut(&K) -> Spec) {
         self.limits = limits;
         self.bucket.rebase(limits.rate, self.now);
-        for index in self.lanes.indices() {
+        let lanes = self.lanes.indices();
+        for &index in &lanes {
             let own = spec(&self.lanes[index].key);
             self.respec(index, own);
+            self.count_go(index);
+        }
+        // Only now: room is given away when it is known what all lanes take of it.
+        for index in lanes {
             self.refresh(index);
         }
         self.admit_waiting();
@@ -1028,12 +1036,8 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             return;
         }
         loop {
-            let lane = &mut self.lanes[index];
-            let inside = lane.items.len() - lane.over();
-            let go = inside.min(lane.free(&self.limits)).min(u32::MAX as usize) as u32;
-            self.go = self.go - lane.go as usize + go as usize;
-            lane.go = go;
-            if lane.over() == 0 {
+            self.count_go(index);
+            if self.lanes[index].over() == 0 {
                 return;
             }
             match self.room_for_next(&self.lanes[index]) {
@@ -1042,6 +1046,14 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
                 Err(FullOf::Total) => return self.wait_for_room(index),
             }
         }
+    }
+
+    fn count_go(&mut self, index: u32) {
+        let lane = &mut self.lanes[index];
+        let inside = lane.items.len() - lane.over();
+        let go = inside.min(lane.free(&self.limits)).min(u32::MAX as usize) as u32;
+        self.go = self.go - lane.go as usize + go as usize;
+        lane.go = go;
     }
 
     fn wait_for_room(&mut self, index: u32) {

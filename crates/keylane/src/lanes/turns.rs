@@ -88,6 +88,7 @@ impl Turns {
         };
         let tenant = &mut self.tenants[index];
         tenant.weight = weight.max(1);
+        tenant.deficit = tenant.deficit.min(tenant.weight);
         tenant.lanes += 1;
         index
     }
