@@ -25,7 +25,7 @@ pub const ORIGINS: usize = 10_000;
 pub enum Gate {
     /// Yes.
     Go,
-    /// No; [`Change::Opened`] told when, and it is then.
+    /// No, not before then; [`ChangeKind::Opened`] said so too.
     OpenUntil(Instant),
     /// Half open, and as many probes are under way as may be. [`Change`] tells when one is free.
     NoSlot,

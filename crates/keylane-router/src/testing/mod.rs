@@ -1,5 +1,6 @@
 //! What tests, crash loops and benchmarks need: a real HTTP target that records what it gets.
 
+mod recorded;
 mod script;
 mod target;
 

@@ -4,8 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::target::Request;
+use crate::dispatch::answer;
+use crate::outcome::Outcome;
 
 /// What a test target does with one request.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,17 +77,32 @@ impl Answer {
         Self::After(delay, Box::new(self))
     }
 
-    /// The word for it in a history: what the router should make of it.
+    /// The word for it in a history: what the router makes of it, by its own table.
     pub fn outcome(&self) -> &'static str {
         match self {
             Self::After(_, then) => then.outcome(),
-            Self::Status { code, body, .. } => match code {
-                200..=299 if body.starts_with(b"{\"ack\":false") => "not-yet",
-                200..=299 => "delivered",
-                _ => "not-delivered",
-            },
-            _ => "not-delivered",
+            Self::Status {
+                code,
+                headers,
+                body,
+            } => judged(*code, headers, body),
+            Self::Hang | Self::Reset | Self::SlowBody | Self::CutBody => "failed",
         }
+    }
+}
+
+fn judged(code: u16, headers: &[(&'static str, String)], body: &[u8]) -> &'static str {
+    let headers = headers.iter().map(|(name, value)| {
+        let value = HeaderValue::try_from(value).expect("a script's header is one");
+        (HeaderName::from_static(name), value)
+    });
+    let status = StatusCode::from_u16(code).expect("a script's status is one");
+    match answer::outcome(status, &headers.collect(), answer::Body::Whole(body)) {
+        Outcome::Delivered => "delivered",
+        Outcome::NotYet { .. } => "not-yet",
+        Outcome::Busy { .. } => "busy",
+        Outcome::Failed(_) => "failed",
+        Outcome::Refused(_) => "refused",
     }
 }
 

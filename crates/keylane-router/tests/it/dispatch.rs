@@ -7,6 +7,7 @@ use bytes::Bytes;
 use keylane_router::dispatch::{
     Attempt, Dispatch, DynDispatch, HttpDispatch, HttpOptions, handler, handler_fn,
 };
+use keylane_router::history::{self, History};
 use keylane_router::message::{BrokerId, Identity, Key, Message};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::plan::{Targets, TimeoutPlan};
@@ -541,4 +542,33 @@ async fn a_seed_draws_the_same_row_of_answers() {
     assert_eq!(first, row(1).await);
     assert!(first.iter().any(|o| matches!(o, Outcome::Refused(_))));
     assert!(first.contains(&Outcome::Delivered));
+}
+
+#[tokio::test]
+async fn the_test_target_writes_a_history_that_the_checker_reads() {
+    let script = |request: &Request| match request.attempt {
+        1 => Answer::status(500),
+        _ => Answer::ok(),
+    };
+    let target = Target::start_with(script, history::Recorder::in_memory()).await;
+    let (dispatch, mut message) = (http(), message(target.url("/")));
+    for n in 0..3 {
+        message.payload = format!("{{\"k\":\"k1\",\"n\":{n}}}").into();
+        for number in [1, 2] {
+            let attempt = Attempt {
+                number,
+                ..attempt()
+            };
+            dispatch.attempt(&message, &attempt).await;
+        }
+    }
+    let events = target.recorder().events();
+    let outcomes: Vec<_> = events.iter().filter_map(|e| e.outcome.as_deref()).collect();
+    assert_eq!(outcomes, ["failed", "delivered"].repeat(3));
+    let mut history = History::default();
+    for event in &events {
+        history.push(event);
+    }
+    let report = history::check(history, &history::Options::default());
+    assert!(report.is_green(), "{report:?}");
 }

@@ -1,0 +1,194 @@
+//! What an attempt costs beside a bare call of the same HTTP client: CPU per request, the target
+//! in a process of its own.
+//!
+//! `cargo run --release -p keylane-router --features testing --example dispatch_cost`
+
+use std::io::{BufRead, BufReader};
+use std::num::NonZeroUsize;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use keylane_router::dispatch::{Attempt, Dispatch, HttpDispatch, HttpOptions};
+use keylane_router::message::{BrokerId, Identity, Key, Message};
+use keylane_router::outcome::Outcome;
+use keylane_router::plan::{PoolPlan, Targets};
+use keylane_router::testing::{self, Answer};
+use tokio::net::TcpListener;
+
+const REQUESTS: usize = 200_000;
+
+#[tokio::main(worker_threads = 2)]
+async fn main() {
+    if std::env::args().nth(1).as_deref() == Some("target") {
+        return target().await;
+    }
+    let (mut child, url) = start_target();
+    for concurrency in [10, 100, 1000] {
+        for _ in 0..3 {
+            bare(&url, concurrency).await;
+            attempts(&url, concurrency).await;
+        }
+    }
+    child.kill().expect("it runs");
+    child.wait().expect("it was killed");
+}
+
+async fn target() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    println!("http://{}/hook", listener.local_addr().expect("bound"));
+    let answer = Answer::ok().body("{\"ack\":true}");
+    let behaviour = testing::fixed(answer);
+    testing::run(listener, behaviour, Arc::new(()), std::future::pending()).await;
+}
+
+fn start_target() -> (Child, String) {
+    let mut child = Command::new(std::env::current_exe().expect("we run"))
+        .arg("target")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("we can run ourselves");
+    let mut url = String::new();
+    let out = child.stdout.take().expect("piped");
+    BufReader::new(out)
+        .read_line(&mut url)
+        .expect("it says where it listens");
+    (child, url.trim().to_owned())
+}
+
+async fn bare(url: &str, concurrency: usize) {
+    let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(concurrency)
+        .build({
+            let mut connector = HttpConnector::new();
+            connector.set_nodelay(true);
+            connector
+        });
+    let uri: http::Uri = url.parse().expect("a URL");
+    measure("bare client", concurrency, move || {
+        let (client, uri) = (client.clone(), uri.clone());
+        async move {
+            let request = http::Request::post(uri)
+                .header("content-type", "application/json")
+                .body(Full::new(payload()))
+                .expect("a request");
+            let answer = client.request(request).await.expect("an answer");
+            assert!(answer.status().is_success());
+            answer.into_body().collect().await.expect("a body");
+        }
+    })
+    .await;
+}
+
+async fn attempts(url: &str, concurrency: usize) {
+    let dispatch = HttpDispatch::new(HttpOptions {
+        idle_connections: concurrency,
+        ..HttpOptions::default()
+    });
+    let message = Arc::new(message(url));
+    let attempt = Arc::new(attempt());
+    measure("attempt", concurrency, move || {
+        let (dispatch, message, attempt) = (dispatch.clone(), message.clone(), attempt.clone());
+        async move {
+            let outcome = dispatch.attempt(&message, &attempt).await;
+            assert_eq!(outcome, Outcome::Delivered);
+        }
+    })
+    .await;
+}
+
+/// Runs `REQUESTS` calls, `concurrency` at a time, after a warm-up.
+async fn measure<F>(name: &str, concurrency: usize, call: impl Fn() -> F + Clone + Send + 'static)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    run(concurrency, concurrency * 20, call.clone()).await;
+    let (begun, before) = (Instant::now(), cpu());
+    run(concurrency, REQUESTS, call).await;
+    let (took, cpu) = (begun.elapsed(), cpu() - before);
+    let per_request = cpu.as_secs_f64() * 1e6 / REQUESTS as f64;
+    let rate = REQUESTS as f64 / took.as_secs_f64();
+    println!("{name:12} {concurrency:5} at once  {rate:8.0}/s  {per_request:5.1} µs CPU");
+}
+
+async fn run<F>(concurrency: usize, total: usize, call: impl Fn() -> F + Clone + Send + 'static)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let left = Arc::new(AtomicUsize::new(total));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..concurrency {
+        let (left, call) = (left.clone(), call.clone());
+        tasks.spawn(async move {
+            let take = |n: usize| n.checked_sub(1);
+            while left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+                .is_ok()
+            {
+                call().await;
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.expect("no call fails");
+    }
+}
+
+/// User and system time of this process.
+fn cpu() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("this is Linux");
+    let after_name = stat.rsplit(')').next().expect("a line");
+    let ticks: u64 = after_name
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse::<u64>().expect("a number"))
+        .sum();
+    Duration::from_millis(ticks * 10)
+}
+
+fn payload() -> Bytes {
+    static BYTES: [u8; 298] = [b'x'; 298];
+    Bytes::from_static(&BYTES)
+}
+
+fn message(url: &str) -> Message {
+    Message {
+        id: "0192f3a0-1111-7222-8333-444455556666".into(),
+        key: Some(Key::from("customer-4711")),
+        pool: None,
+        target: url.into(),
+        mediation_type: "HTTP".into(),
+        auth_token: Some("a-token-of-some-length".into()),
+        tenant: None,
+        payload: payload(),
+        content_type: "application/json".into(),
+        headers: Vec::new(),
+    }
+}
+
+fn attempt() -> Attempt {
+    let pool = PoolPlan {
+        concurrency: NonZeroUsize::new(100),
+        ..PoolPlan::default()
+    };
+    Attempt {
+        identity: Identity {
+            source: "s".into(),
+            id: BrokerId::Sequence(1),
+        },
+        number: 1,
+        round: 0,
+        pool: "mail".into(),
+        position: Some(123_456),
+        slot: 0,
+        timeout: pool.timeout,
+        targets: Arc::new(Targets::Any),
+    }
+}
