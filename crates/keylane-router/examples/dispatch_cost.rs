@@ -1,4 +1,4 @@
-//! What an attempt costs beside a bare call of the same HTTP client: CPU per request, the target
+//! What an attempt costs beside a bare call of the same HTTP client with the same headers: CPU per request, the target
 //! in a process of its own.
 //!
 //! `cargo run --release -p keylane-router --features testing --example dispatch_cost`
@@ -22,7 +22,7 @@ use keylane_router::plan::{PoolPlan, Targets};
 use keylane_router::testing::{self, Answer};
 use tokio::net::TcpListener;
 
-const REQUESTS: usize = 200_000;
+const REQUESTS: usize = 100_000;
 
 #[tokio::main(worker_threads = 2)]
 async fn main() {
@@ -76,6 +76,13 @@ async fn bare(url: &str, concurrency: usize) {
         async move {
             let request = http::Request::post(uri)
                 .header("content-type", "application/json")
+                .header("user-agent", "keylane/0.1.0")
+                .header("authorization", "Bearer a-token-of-some-length")
+                .header("webhook-id", "0192f3a0-1111-7222-8333-444455556666")
+                .header("keylane-key", "customer-4711")
+                .header("keylane-attempt", "1")
+                .header("keylane-pool", "mail")
+                .header("keylane-position", "123456")
                 .body(Full::new(payload()))
                 .expect("a request");
             let answer = client.request(request).await.expect("an answer");
