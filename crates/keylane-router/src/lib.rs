@@ -1,13 +1,29 @@
 //! Messages in from sources, through named pools, out to their targets: in order per key.
 
 pub mod breaker;
+mod consume;
+pub mod counters;
+mod delivery;
 pub mod dispatch;
+pub mod health;
 pub mod history;
+mod jitter;
+mod lane;
 pub mod message;
 pub mod outcome;
 pub mod parse;
 pub mod plan;
+mod pool;
+mod process;
+mod replay;
+mod route;
+mod router;
 pub mod source;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod verbs;
+mod waits;
+
+pub use router::{Builder, Router, StartError};
+pub use verbs::{By, VerbError};

@@ -77,7 +77,7 @@ impl fmt::Display for Identity {
 }
 
 /// A parsed message: where it goes and what the target gets.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Message {
     /// The publisher's id; may repeat, see [`Identity`].
     pub id: Arc<str>,
@@ -99,4 +99,16 @@ pub struct Message {
     pub content_type: Arc<str>,
     /// Extra request headers the publisher asked for (already filtered of what is ours).
     pub headers: Vec<(Arc<str>, Arc<str>)>,
+}
+
+// By hand: tokens, payloads and headers may be secrets.
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message")
+            .field("id", &self.id)
+            .field("key", &self.key)
+            .field("pool", &self.pool)
+            .field("payload", &format_args!("{} bytes", self.payload.len()))
+            .finish_non_exhaustive()
+    }
 }

@@ -310,6 +310,14 @@ impl Default for PoolPlan {
 }
 
 impl SourcePlan {
+    /// A source of the embedding program with default settings.
+    pub fn custom() -> Self {
+        Self {
+            kind: SourceKind::Custom,
+            ..Self::embedded("")
+        }
+    }
+
     /// The embedded queue of this name with default settings.
     pub fn embedded(queue: impl Into<Arc<str>>) -> Self {
         Self {

@@ -114,6 +114,9 @@ pub struct Features {
     pub dead_letter: bool,
     /// How long a loan lasts without renewal; `None` while the connection (or process) lives.
     pub lease: Option<Duration>,
+    /// When an ack is answered it took effect. Otherwise it may be lost on its way, and what was
+    /// acked is remembered for a while.
+    pub confirmed_acks: bool,
     /// Received positions are monotone per lane.
     pub positions: bool,
     /// Whether keyless messages run one at a time unless configured.

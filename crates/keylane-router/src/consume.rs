@@ -1,0 +1,533 @@
+//! From a source to the lanes, and back: each message becomes a delivery, each settlement reaches
+//! the source, in order and in batches.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::counters::Counters;
+use crate::delivery::{Delivery, Fate, Lender, Loan, Settlement};
+use crate::health::Trouble;
+use crate::jitter;
+use crate::lane::{LaneId, any_source};
+use crate::message::{BrokerId, Message};
+use crate::parse::{self, Malformed};
+use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
+use crate::pool::Pool;
+use crate::router::Inner;
+use crate::source::{Features, Received, Room, SettleError, Settler, Source};
+
+/// The most settlements sent to a source at once.
+const SETTLE_BATCH: usize = 1024;
+/// How many acked ids are remembered, where acks may be lost.
+const REMEMBERED: usize = 10_000;
+const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
+
+/// A running consumer, as the router sees it.
+pub(crate) struct Consumer {
+    pub(crate) name: Arc<str>,
+    pub(crate) plan: SourcePlan,
+    pub(crate) features: Features,
+    /// Receives nothing more.
+    pub(crate) stop: CancellationToken,
+    /// The receiving and the settling task.
+    tasks: TaskTracker,
+}
+
+impl Consumer {
+    /// Waits until everything received was settled and the source is closed.
+    pub(crate) async fn ended(&self) {
+        self.tasks.wait().await;
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.tasks.is_empty()
+    }
+}
+
+/// Starts to take messages from a source.
+pub(crate) fn start<S: Source>(
+    name: Arc<str>,
+    source: S,
+    plan: SourcePlan,
+    router: Arc<Inner>,
+) -> Arc<Consumer> {
+    let features = source.features();
+    router.announce(&name, &features);
+    let (to_settle, settlements) = mpsc::unbounded_channel();
+    let held = Arc::new(Held::default());
+    let stop = router.stop_taking.child_token();
+    let tasks = TaskTracker::new();
+    let settle = Settle {
+        name: name.clone(),
+        settler: source.settler(),
+        held: held.clone(),
+        remember: !features.confirmed_acks,
+        router: router.clone(),
+    };
+    let settled = tasks.spawn(settle.run(settlements));
+    let consume = Consume {
+        name: name.clone(),
+        source,
+        plan: plan.clone(),
+        features: features.clone(),
+        held,
+        to_settle,
+        router,
+        stop: stop.clone(),
+        counters: HashMap::new(),
+    };
+    tasks.spawn(async move {
+        let source = consume.run().await;
+        // Everything that was received is settled before the connection goes.
+        let _ = settled.await;
+        source.close().await;
+    });
+    tasks.close();
+    Arc::new(Consumer {
+        name,
+        plan,
+        features,
+        stop,
+        tasks,
+    })
+}
+
+/// What is out: received and not settled, by the broker's own id.
+struct Held<R> {
+    table: Mutex<HashMap<BrokerId, Entry<R>>>,
+    changed: Notify,
+    /// Acked lately, where an ack may be lost on its way without anybody knowing.
+    acked: Mutex<Recent>,
+}
+
+/// The last few ids, oldest forgotten first.
+#[derive(Default)]
+struct Recent {
+    order: VecDeque<BrokerId>,
+    known: HashSet<BrokerId>,
+}
+
+impl Recent {
+    fn add(&mut self, id: BrokerId) {
+        if self.known.insert(id.clone()) {
+            self.order.push_back(id);
+        }
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+}
+
+struct Entry<R> {
+    /// The newest one: a message that comes again while it is here is settled with that.
+    receipt: R,
+    counters: Arc<Counters>,
+}
+
+impl<R> Default for Held<R> {
+    fn default() -> Self {
+        Self {
+            table: Mutex::default(),
+            changed: Notify::new(),
+            acked: Mutex::default(),
+        }
+    }
+}
+
+impl<R: Clone> Held<R> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<BrokerId, Entry<R>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many more may be out.
+    async fn room(&self, window: usize) -> usize {
+        loop {
+            let changed = self.changed.notified();
+            let room = window.saturating_sub(self.lock().len());
+            if room > 0 {
+                return room;
+            }
+            changed.await;
+        }
+    }
+
+    /// Notes the newest receipt of a message that is here already.
+    fn comes_again(&self, id: &BrokerId, receipt: &R) -> Option<Arc<Counters>> {
+        let mut table = self.lock();
+        let entry = table.get_mut(id)?;
+        entry.receipt = receipt.clone();
+        Some(entry.counters.clone())
+    }
+
+    /// Whether this was acked before: then it was delivered, and only the ack was lost.
+    fn was_acked(&self, id: &BrokerId) -> bool {
+        let acked = self.acked.lock().unwrap_or_else(PoisonError::into_inner);
+        acked.known.contains(id)
+    }
+
+    fn remember_acked(&self, ids: &[BrokerId]) {
+        let mut acked = self.acked.lock().unwrap_or_else(PoisonError::into_inner);
+        for id in ids {
+            acked.add(id.clone());
+        }
+    }
+
+    fn receipts(&self, ids: &[BrokerId]) -> Vec<(BrokerId, R)> {
+        let table = self.lock();
+        let known = ids
+            .iter()
+            .filter_map(|id| Some((id.clone(), table.get(id)?.receipt.clone())));
+        known.collect()
+    }
+
+    fn forget<'a>(&self, ids: impl IntoIterator<Item = &'a BrokerId>) {
+        let mut table = self.lock();
+        for id in ids {
+            table.remove(id);
+        }
+        drop(table);
+        self.changed.notify_waiters();
+    }
+}
+
+/// The receiving side of one source.
+struct Consume<S: Source> {
+    name: Arc<str>,
+    source: S,
+    plan: SourcePlan,
+    features: Features,
+    held: Arc<Held<S::Receipt>>,
+    to_settle: mpsc::UnboundedSender<(BrokerId, Settlement)>,
+    router: Arc<Inner>,
+    stop: CancellationToken,
+    counters: HashMap<Arc<str>, Arc<Counters>>,
+}
+
+impl<S: Source> Consume<S> {
+    /// Receives until told to stop; hands the source back.
+    async fn run(mut self) -> S {
+        let mut back_off = FIRST_BACK_OFF;
+        let stop = self.stop.clone();
+        while !stop.is_cancelled() {
+            let messages = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                room = self.held.room(self.plan.window.get()) => room,
+            };
+            let room = Room {
+                messages,
+                bytes: self.router.receive_bytes,
+            };
+            let received = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                received = self.source.receive(room) => received,
+            };
+            match received {
+                Ok(batch) => {
+                    back_off = FIRST_BACK_OFF;
+                    self.router.health.well(Trouble::Source(self.name.clone()));
+                    self.take_batch(batch).await;
+                }
+                Err(error) => {
+                    let trouble = Trouble::Source(self.name.clone());
+                    self.router.health.trouble(trouble, error.to_string());
+                    tokio::select! {
+                        () = stop.cancelled() => break,
+                        () = tokio::time::sleep(jitter::between(back_off, 0.5, 1.0)) => {}
+                    }
+                    back_off = (back_off * 2).min(LONGEST_BACK_OFF);
+                }
+            }
+        }
+        self.source
+    }
+
+    /// Puts a batch into its lanes, in order. What has no room goes back, with everything of its
+    /// lane that comes behind it.
+    async fn take_batch(&mut self, batch: Vec<Received<S::Receipt>>) {
+        let mut refused = HashSet::new();
+        for received in batch {
+            if let Some(counters) = self
+                .held
+                .comes_again(&received.identity.id, &received.receipt)
+            {
+                counters.redelivered.one();
+                continue;
+            }
+            let acked = self.held.was_acked(&received.identity.id);
+            let (pool, delivery) = self.delivery(received);
+            if acked {
+                delivery.counters.redelivered.one();
+                delivery.settle(Settlement::Ack);
+                continue;
+            }
+            self.put(pool, delivery, &mut refused).await;
+        }
+    }
+
+    /// A received message as a delivery, and the pool it goes to.
+    fn delivery(&mut self, received: Received<S::Receipt>) -> (Arc<Pool>, Box<Delivery>) {
+        let parsed = parse::parse(&self.plan.envelope, &received);
+        let (message, fate) = match parsed {
+            Ok(message) => (message, Fate::Attempt),
+            Err(malformed) => (stand_in(&received), malformed_fate(malformed)),
+        };
+        let key = message.key.clone();
+        let lane_of = |plan: &PoolPlan| self.lane(plan, key.as_ref(), &received.identity.id);
+        let code = message.pool.as_ref();
+        let (pool, lane) = self
+            .router
+            .routes
+            .route(code, lane_of, &self.router.counters);
+        let counters = self.counters_of(&pool);
+        counters.received.one();
+        let receipt = received.receipt.clone();
+        let entry = Entry {
+            receipt,
+            counters: counters.clone(),
+        };
+        self.held.lock().insert(received.identity.id.clone(), entry);
+        let stay = self.router.store.stay(&received.identity);
+        let loan = Loan {
+            identity: received.identity,
+            position: received.position,
+            batch: received.batch,
+            body: received.body,
+            headers: received.headers,
+            lender: Lender::Source(self.to_settle.clone()),
+        };
+        let mut delivery = Box::new(Delivery::new(loan, message, lane, stay, counters));
+        delivery.origin = self.router.dispatch.origin_of(&delivery.message);
+        delivery.fate = too_large(&delivery, &pool.plan()).unwrap_or(fate);
+        (pool, delivery)
+    }
+
+    fn lane(&self, plan: &PoolPlan, key: Option<&crate::message::Key>, id: &BrokerId) -> LaneId {
+        let source = match plan.lane_scope {
+            LaneScope::Source => self.name.clone(),
+            LaneScope::Pool => any_source(),
+        };
+        if let Some(key) = key {
+            return LaneId::Key {
+                source,
+                key: key.clone(),
+            };
+        }
+        let serial = match self.plan.keyless {
+            Some(keyless) => keyless == Keyless::Serial,
+            None => self.features.keyless_serial,
+        };
+        if serial {
+            LaneId::Keyless { source }
+        } else {
+            LaneId::Alone {
+                source,
+                id: id.clone(),
+            }
+        }
+    }
+
+    fn counters_of(&mut self, pool: &Pool) -> Arc<Counters> {
+        if let Some(counters) = self.counters.get(&pool.name) {
+            return counters.clone();
+        }
+        let counters = self.router.counters.of(&self.name, &pool.name);
+        self.counters.insert(pool.name.clone(), counters.clone());
+        counters
+    }
+
+    // `&mut self`, because a source need not be `Sync`.
+    async fn put(
+        &mut self,
+        mut pool: Arc<Pool>,
+        mut delivery: Box<Delivery>,
+        refused: &mut HashSet<(Arc<str>, LaneId)>,
+    ) {
+        let place = (pool.name.clone(), delivery.lane.clone());
+        if refused.contains(&place) {
+            return give_back(delivery);
+        }
+        let held = self.held.clone();
+        loop {
+            let changed = held.changed.notified();
+            delivery = match pool.push(delivery.lane.clone(), delivery) {
+                Ok(()) => return,
+                Err(delivery) => delivery,
+            };
+            if self.stop.is_cancelled() || self.overflow(&pool) == Overflow::Return {
+                refused.insert(place);
+                return give_back(delivery);
+            }
+            // The source takes no more until there is room in this lane.
+            tokio::select! {
+                () = changed => {}
+                () = self.stop.cancelled() => {}
+            }
+            pool = self.again(&pool, &mut delivery);
+        }
+    }
+
+    /// The pool may have been drained meanwhile: then the message follows the new way.
+    fn again(&self, pool: &Arc<Pool>, delivery: &mut Delivery) -> Arc<Pool> {
+        if pool.has(&delivery.lane) {
+            return pool.clone();
+        }
+        let key = delivery.message.key.clone();
+        let id = delivery.identity.id.clone();
+        let lane_of = |plan: &PoolPlan| self.lane(plan, key.as_ref(), &id);
+        let code = delivery.message.pool.as_ref();
+        let (pool, lane) = self
+            .router
+            .routes
+            .route(code, lane_of, &self.router.counters);
+        delivery.lane = lane;
+        pool
+    }
+
+    fn overflow(&self, pool: &Pool) -> Overflow {
+        let default = if self.features.ordered_return && self.features.delayed_return {
+            Overflow::Return
+        } else {
+            Overflow::Wait
+        };
+        pool.plan().overflow.unwrap_or(default)
+    }
+}
+
+fn give_back(delivery: Box<Delivery>) {
+    delivery.counters.returned.one();
+    delivery.settle(Settlement::Return {
+        delay: Duration::ZERO,
+    });
+}
+
+fn malformed_fate(malformed: Malformed) -> Fate {
+    Fate::DeadLetter {
+        reason: "malformed",
+        text: malformed.text,
+    }
+}
+
+fn too_large(delivery: &Delivery, plan: &PoolPlan) -> Option<Fate> {
+    let size = delivery.body.len() as u64;
+    (size > plan.max_message).then(|| Fate::DeadLetter {
+        reason: "too-large",
+        text: format!(
+            "{size} bytes; max_message of its pool is {}",
+            plan.max_message
+        ),
+    })
+}
+
+/// What stands for a message whose body is none, so that it takes its place in its lane.
+fn stand_in<R>(received: &Received<R>) -> Message {
+    Message {
+        id: received.identity.id.to_string().into(),
+        key: received.key.clone(),
+        pool: None,
+        target: "".into(),
+        mediation_type: "".into(),
+        auth_token: None,
+        tenant: None,
+        payload: received.body.clone(),
+        content_type: "".into(),
+        headers: Vec::new(),
+    }
+}
+
+/// The settling side of one source.
+struct Settle<T: Settler> {
+    name: Arc<str>,
+    settler: T,
+    held: Arc<Held<T::Receipt>>,
+    /// Acks may be lost on their way: remember what was acked.
+    remember: bool,
+    router: Arc<Inner>,
+}
+
+impl<T: Settler> Settle<T> {
+    /// Settles until nothing is out and nothing more will be.
+    async fn run(self, mut settlements: mpsc::UnboundedReceiver<(BrokerId, Settlement)>) {
+        let mut batch = Vec::new();
+        while settlements.recv_many(&mut batch, SETTLE_BATCH).await > 0 {
+            for (settlement, ids) in runs(std::mem::take(&mut batch)) {
+                self.settle(&settlement, ids).await;
+            }
+        }
+    }
+
+    /// Sees a run of equal settlements through, so that the next one comes after it.
+    async fn settle(&self, settlement: &Settlement, mut ids: Vec<BrokerId>) {
+        let mut back_off = FIRST_BACK_OFF;
+        loop {
+            let (ids_now, receipts): (Vec<_>, Vec<_>) =
+                self.held.receipts(&ids).into_iter().unzip();
+            let results = match settlement {
+                Settlement::Ack => self.settler.ack(receipts).await,
+                Settlement::Return { delay } => self.settler.give_back(receipts, *delay).await,
+            };
+            if self.remember && *settlement == Settlement::Ack {
+                self.held.remember_acked(&ids_now);
+            }
+            ids = self.results(ids_now, results);
+            if ids.is_empty() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(jitter::between(back_off, 0.5, 1.0)) => {}
+                // Stopping for good: what is not settled by now comes again.
+                () = self.router.give_up.cancelled() => return,
+            }
+            back_off = (back_off * 2).min(LONGEST_BACK_OFF);
+        }
+    }
+
+    /// Forgets what is settled (or no longer ours); answers what is to be tried again.
+    fn results(&self, ids: Vec<BrokerId>, results: Vec<Result<(), SettleError>>) -> Vec<BrokerId> {
+        let mut again = Vec::new();
+        let mut over = Vec::new();
+        let trouble = Trouble::Source(self.name.clone());
+        for (id, result) in ids.into_iter().zip(results) {
+            match result {
+                Ok(()) => over.push(id),
+                Err(SettleError::Again(text)) => {
+                    self.router.health.trouble(trouble.clone(), text);
+                    again.push(id);
+                }
+                Err(SettleError::Lost(text)) => {
+                    tracing::warn!(source = &*self.name, %id, "a lease was lost: {text}");
+                    if let Some(entry) = self.held.lock().get(&id) {
+                        entry.counters.lost_leases.one();
+                    }
+                    over.push(id);
+                }
+            }
+        }
+        if again.is_empty() && !over.is_empty() {
+            self.router.health.well(trouble);
+        }
+        self.held.forget(&over);
+        again
+    }
+}
+
+/// Neighbouring equal settlements together; the order stays.
+fn runs(batch: Vec<(BrokerId, Settlement)>) -> Vec<(Settlement, Vec<BrokerId>)> {
+    let mut runs: Vec<(Settlement, Vec<BrokerId>)> = Vec::new();
+    for (id, settlement) in batch {
+        match runs.last_mut() {
+            Some((same, ids)) if *same == settlement => ids.push(id),
+            _ => runs.push((settlement, vec![id])),
+        }
+    }
+    runs
+}

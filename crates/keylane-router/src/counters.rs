@@ -1,0 +1,312 @@
+//! What is counted, once each: the numbers behind `/metrics`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The upper bounds of the histograms' buckets, in seconds.
+const BOUNDS: [f64; 12] = [
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0,
+];
+
+/// One number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// One more.
+    pub fn one(&self) {
+        self.add(1);
+    }
+
+    /// This many more.
+    pub fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// How many.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// How long things took.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    buckets: [Counter; BOUNDS.len()],
+    nanos: Counter,
+    count: Counter,
+}
+
+impl Histogram {
+    /// It took this long.
+    pub fn note(&self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        if let Some(at) = BOUNDS.iter().position(|bound| seconds <= *bound) {
+            self.buckets[at].one();
+        }
+        self.nanos
+            .add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        self.count.one();
+    }
+
+    /// How many were noted.
+    pub fn count(&self) -> u64 {
+        self.count.get()
+    }
+}
+
+/// What happened to the messages of one source in one pool.
+#[derive(Debug, Default)]
+#[allow(missing_docs, reason = "each is what its name says")]
+pub struct Counters {
+    pub received: Counter,
+    pub redelivered: Counter,
+    pub delivered: Counter,
+    pub dead_lettered: Counter,
+    pub dropped: Counter,
+    pub skipped: Counter,
+    pub parked: Counter,
+    pub returned: Counter,
+    pub lost_leases: Counter,
+    pub attempts_delivered: Counter,
+    pub attempts_not_yet: Counter,
+    pub attempts_busy: Counter,
+    pub attempts_failed: Counter,
+    pub attempts_refused: Counter,
+    pub attempts_cut: Counter,
+    pub attempt_seconds: Histogram,
+    pub wait_seconds: Histogram,
+}
+
+/// All counters, by source and pool.
+#[derive(Debug, Default)]
+pub struct Registry {
+    by: Mutex<BTreeMap<(Arc<str>, Arc<str>), Arc<Counters>>>,
+    /// Messages that asked for a pool that does not exist.
+    pub unknown_pool: Counter,
+}
+
+/// How many messages there are right now in a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is what its name says")]
+pub struct PoolGauges {
+    pub pool: Arc<str>,
+    pub lanes: usize,
+    pub queued: usize,
+    pub in_flight: usize,
+}
+
+impl Registry {
+    /// The counters of this source in this pool.
+    pub fn of(&self, source: &Arc<str>, pool: &Arc<str>) -> Arc<Counters> {
+        let mut by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
+        by.entry((source.clone(), pool.clone()))
+            .or_default()
+            .clone()
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<((Arc<str>, Arc<str>), Arc<Counters>)> {
+        let by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
+        by.iter()
+            .map(|(labels, counters)| (labels.clone(), counters.clone()))
+            .collect()
+    }
+
+    /// Everything in Prometheus' text format.
+    pub fn render(&self, pools: &[PoolGauges]) -> String {
+        let all = self.all();
+        let mut out = String::new();
+        let series = |out: &mut String, name: &str, help: &str, kind: &str| {
+            let _ = writeln!(
+                out,
+                "# HELP keylane_{name} {help}\n# TYPE keylane_{name} {kind}"
+            );
+        };
+        series(
+            &mut out,
+            "messages_received_total",
+            "Messages taken from a source.",
+            "counter",
+        );
+        for (labels, counters) in &all {
+            line(
+                &mut out,
+                "messages_received_total",
+                labels,
+                "",
+                counters.received.get(),
+            );
+        }
+        let name = "messages_resolved_total";
+        series(&mut out, name, "Messages that left, by how.", "counter");
+        for (labels, counters) in &all {
+            for (outcome, counter) in counters.resolved() {
+                line(
+                    &mut out,
+                    name,
+                    labels,
+                    &format!(",outcome=\"{outcome}\""),
+                    counter.get(),
+                );
+            }
+        }
+        series(
+            &mut out,
+            "attempts_total",
+            "Calls of targets, by class of outcome.",
+            "counter",
+        );
+        for (labels, counters) in &all {
+            for (class, counter) in counters.attempts() {
+                line(
+                    &mut out,
+                    "attempts_total",
+                    labels,
+                    &format!(",class=\"{class}\""),
+                    counter.get(),
+                );
+            }
+        }
+        series(
+            &mut out,
+            "attempt_seconds",
+            "How long calls took.",
+            "histogram",
+        );
+        for (labels, counters) in &all {
+            histogram(
+                &mut out,
+                "attempt_seconds",
+                labels,
+                &counters.attempt_seconds,
+            );
+        }
+        series(
+            &mut out,
+            "wait_seconds",
+            "From receipt to the first attempt.",
+            "histogram",
+        );
+        for (labels, counters) in &all {
+            histogram(&mut out, "wait_seconds", labels, &counters.wait_seconds);
+        }
+        series(
+            &mut out,
+            "unknown_pool_total",
+            "Messages that named no known pool.",
+            "counter",
+        );
+        let _ = writeln!(
+            out,
+            "keylane_unknown_pool_total {}",
+            self.unknown_pool.get()
+        );
+        render_gauges(&mut out, pools);
+        out
+    }
+}
+
+impl Counters {
+    /// Ways in which a message leaves.
+    pub fn resolved(&self) -> [(&'static str, &Counter); 7] {
+        [
+            ("delivered", &self.delivered),
+            ("dead-lettered", &self.dead_lettered),
+            ("dropped", &self.dropped),
+            ("skipped", &self.skipped),
+            ("parked", &self.parked),
+            ("returned", &self.returned),
+            ("lost-lease", &self.lost_leases),
+        ]
+    }
+
+    /// Calls by class.
+    pub fn attempts(&self) -> [(&'static str, &Counter); 6] {
+        [
+            ("delivered", &self.attempts_delivered),
+            ("not-yet", &self.attempts_not_yet),
+            ("busy", &self.attempts_busy),
+            ("failed", &self.attempts_failed),
+            ("refused", &self.attempts_refused),
+            ("cut", &self.attempts_cut),
+        ]
+    }
+}
+
+type Labels = (Arc<str>, Arc<str>);
+
+fn line(out: &mut String, name: &str, (source, pool): &Labels, more: &str, value: u64) {
+    let (source, pool) = (escape(source), escape(pool));
+    let _ = writeln!(
+        out,
+        "keylane_{name}{{source=\"{source}\",pool=\"{pool}\"{more}}} {value}"
+    );
+}
+
+fn histogram(out: &mut String, name: &str, labels: &Labels, histogram: &Histogram) {
+    let mut below = 0;
+    for (bound, bucket) in BOUNDS.iter().zip(&histogram.buckets) {
+        below += bucket.get();
+        line(
+            out,
+            &format!("{name}_bucket"),
+            labels,
+            &format!(",le=\"{bound}\""),
+            below,
+        );
+    }
+    let count = histogram.count.get();
+    line(
+        out,
+        &format!("{name}_bucket"),
+        labels,
+        ",le=\"+Inf\"",
+        count,
+    );
+    line(out, &format!("{name}_count"), labels, "", count);
+    let seconds = histogram.nanos.get() as f64 / 1e9;
+    let (source, pool) = (escape(&labels.0), escape(&labels.1));
+    let _ = writeln!(
+        out,
+        "keylane_{name}_sum{{source=\"{source}\",pool=\"{pool}\"}} {seconds}"
+    );
+}
+
+type GaugeOf = fn(&PoolGauges) -> usize;
+
+fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
+    let gauges: [(&str, &str, GaugeOf); 3] = [
+        ("lanes", "Keys that have something here.", |pool| pool.lanes),
+        (
+            "queued_messages",
+            "Messages waiting or held here.",
+            |pool| pool.queued,
+        ),
+        ("in_flight", "Attempts under way.", |pool| pool.in_flight),
+    ];
+    for (name, help, value) in gauges {
+        let _ = writeln!(
+            out,
+            "# HELP keylane_{name} {help}\n# TYPE keylane_{name} gauge"
+        );
+        for pool in pools {
+            let _ = writeln!(
+                out,
+                "keylane_{name}{{pool=\"{}\"}} {}",
+                escape(&pool.pool),
+                value(pool)
+            );
+        }
+    }
+}
+
+fn escape(label: &str) -> String {
+    label
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}

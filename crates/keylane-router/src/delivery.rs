@@ -1,0 +1,165 @@
+//! A message on loan from a source, on its way through a lane. It must be settled.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::counters::Counters;
+use crate::lane::LaneId;
+use crate::message::{BrokerId, Identity, Message};
+use crate::source::BatchId;
+use crate::store::{LaneName, Stay, Stored};
+
+/// How a loan ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Settlement {
+    /// It was delivered, or is safe in a store of ours.
+    Ack,
+    /// It goes back, to come again not before the delay.
+    Return {
+        /// How long the source keeps it.
+        delay: Duration,
+    },
+}
+
+/// What is to be done with a delivery instead of calling its target.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Fate {
+    /// Call the target.
+    Attempt,
+    /// Store it as a dead letter.
+    DeadLetter {
+        /// A short class.
+        reason: &'static str,
+        /// A sentence.
+        text: String,
+    },
+    /// Give it back, with everything behind it.
+    Return,
+    /// Store its key whole.
+    Park {
+        /// A sentence.
+        reason: String,
+    },
+}
+
+/// Who is told how a loan ended.
+#[derive(Clone, Debug)]
+pub(crate) enum Lender {
+    /// The consumer of a source.
+    Source(mpsc::UnboundedSender<(BrokerId, Settlement)>),
+    /// The replay of a parked key: the row it came from.
+    Row(mpsc::UnboundedSender<(u64, Settlement)>, u64),
+}
+
+/// A message on loan, with how it fared so far.
+pub(crate) struct Delivery {
+    pub(crate) identity: Identity,
+    pub(crate) position: Option<u64>,
+    pub(crate) batch: BatchId,
+    pub(crate) body: Bytes,
+    pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
+    pub(crate) message: Message,
+    /// Whom it will be sent to, for the breaker.
+    pub(crate) origin: Option<Arc<str>>,
+    pub(crate) received: Instant,
+    pub(crate) stay: Stay,
+    /// How often in a row the target said "not yet" or "busy", or the store could not write.
+    pub(crate) waits: u32,
+    pub(crate) not_before: Option<Instant>,
+    pub(crate) fate: Fate,
+    pub(crate) lane: LaneId,
+    pub(crate) counters: Arc<Counters>,
+    lender: Option<Lender>,
+}
+
+/// What a delivery starts with.
+pub(crate) struct Loan {
+    pub(crate) identity: Identity,
+    pub(crate) position: Option<u64>,
+    pub(crate) batch: BatchId,
+    pub(crate) body: Bytes,
+    pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
+    pub(crate) lender: Lender,
+}
+
+impl Delivery {
+    pub(crate) fn new(
+        loan: Loan,
+        message: Message,
+        lane: LaneId,
+        stay: Stay,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self {
+            identity: loan.identity,
+            position: loan.position,
+            batch: loan.batch,
+            body: loan.body,
+            headers: loan.headers,
+            message,
+            origin: None,
+            received: Instant::now(),
+            stay,
+            waits: 0,
+            not_before: None,
+            fate: Fate::Attempt,
+            lane,
+            counters,
+            lender: Some(loan.lender),
+        }
+    }
+
+    /// Whether it came from a store of ours rather than from its source.
+    pub(crate) fn is_stored(&self) -> bool {
+        matches!(self.lender, Some(Lender::Row(..)))
+    }
+
+    /// The row of a store it came from, if it did.
+    pub(crate) fn row(&self) -> Option<u64> {
+        match self.lender {
+            Some(Lender::Row(_, row)) => Some(row),
+            _ => None,
+        }
+    }
+
+    /// Ends the loan.
+    pub(crate) fn settle(mut self, settlement: Settlement) {
+        if let Some(lender) = self.lender.take() {
+            lender.settle(&self.identity, settlement);
+        }
+    }
+
+    /// As a store keeps it.
+    pub(crate) fn to_stored(&self, lane: LaneName) -> Stored {
+        Stored {
+            identity: self.identity.clone(),
+            lane,
+            body: self.body.clone(),
+            headers: self.headers.clone(),
+            position: self.position,
+        }
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if self.lender.is_some() {
+            // Only the end of the process may do this: the source gives it out again.
+            tracing::error!(identity = %self.identity, "a delivery was dropped without settlement");
+        }
+    }
+}
+
+impl Lender {
+    fn settle(self, identity: &Identity, settlement: Settlement) {
+        // A closed channel means that the source is gone: it gives out again what was not settled.
+        let _ = match self {
+            Self::Source(to) => to.send((identity.id.clone(), settlement)).is_ok(),
+            Self::Row(to, row) => to.send((row, settlement)).is_ok(),
+        };
+    }
+}

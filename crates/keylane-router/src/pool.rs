@@ -1,0 +1,811 @@
+//! A pool: its limits, its lanes, and what happens when the turn of a message comes.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::task::Poll;
+use std::time::{Duration, SystemTime};
+
+use keylane::lanes::LaneState;
+use keylane::{Executor, Gate, Handler, JobExecutor, Limits, NotPushed, Permits, Queued, Reply};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::breaker::{self, Breakers, Verdict};
+use crate::counters::PoolGauges;
+use crate::delivery::{Delivery, Fate, Settlement};
+use crate::dispatch::{Attempt, DynDispatch};
+use crate::health::{Health, Trouble};
+use crate::lane::LaneId;
+use crate::message::{Identity, Key};
+use crate::outcome::{Outcome, Reason};
+use crate::plan::{Cascade, KeyPlan, PoolPlan, Rate, Targets};
+use crate::process::{self, Head, Next};
+use crate::store::{AuditEntry, DeadLetter, FailedAttempt, LaneName, Store, StoreError};
+use crate::waits::BreakerWaits;
+
+/// The longest wait between two tries to write to a store.
+const STORE_BACK_OFF: Duration = Duration::from_secs(30);
+
+/// What all pools share.
+pub(crate) struct Shared {
+    pub(crate) dispatch: Arc<dyn DynDispatch>,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) breakers: Breakers,
+    pub(crate) waits: Arc<BreakerWaits>,
+    pub(crate) health: Arc<Health>,
+    /// Running attempts are cut: the deadline of a stop has passed.
+    pub(crate) cut: CancellationToken,
+    /// Whether a source can take messages back in order and with a delay.
+    pub(crate) returns: RwLock<HashMap<Arc<str>, bool>>,
+    /// Heads that an operator wants skipped if the attempt under way fails.
+    pub(crate) skips: Mutex<HashMap<Identity, Skip>>,
+}
+
+/// Who wants a message skipped, and why.
+#[derive(Clone, Debug)]
+pub(crate) struct Skip {
+    pub(crate) who: String,
+    pub(crate) why: String,
+}
+
+impl Shared {
+    pub(crate) fn returns(&self, source: &Arc<str>) -> bool {
+        let returns = self.returns.read().unwrap_or_else(PoisonError::into_inner);
+        returns.get(source).copied().unwrap_or(false)
+    }
+
+    fn take_skip(&self, identity: &Identity) -> Option<Skip> {
+        let mut skips = self.skips.lock().unwrap_or_else(PoisonError::into_inner);
+        if skips.is_empty() {
+            None
+        } else {
+            skips.remove(identity)
+        }
+    }
+}
+
+type PoolExecutor = JobExecutor<LaneId, Box<Delivery>, Attempts>;
+
+/// A named set of limits with its lanes.
+pub(crate) struct Pool {
+    pub(crate) name: Arc<str>,
+    plan: Arc<RwLock<Arc<PoolPlan>>>,
+    executor: PoolExecutor,
+}
+
+impl Pool {
+    pub(crate) fn new(
+        name: Arc<str>,
+        plan: PoolPlan,
+        shared: Arc<Shared>,
+        permits: Permits,
+    ) -> Arc<Self> {
+        let limits = limits_of(&plan);
+        let targets = Arc::new(plan.targets.clone());
+        let plan = Arc::new(RwLock::new(Arc::new(plan)));
+        let pool = Arc::new(OnceLock::new());
+        let attempts = Attempts {
+            name: name.clone(),
+            plan: plan.clone(),
+            targets: RwLock::new(targets),
+            shared,
+            pool: pool.clone(),
+        };
+        let (by_concurrency, by_rate) = (plan.clone(), plan.clone());
+        let mut builder = Executor::<LaneId>::builder()
+            .name(name.clone())
+            .shared_permits(permits)
+            .lane_concurrency_by(move |lane| lane_concurrency(&current(&by_concurrency), lane))
+            .per_key_rate_by(move |lane| key_rate(&current(&by_rate), lane));
+        builder = with_limits(builder, &limits);
+        let executor = builder
+            .build_with(attempts)
+            .expect("a plan's limits are at least 1");
+        let made = Arc::new(Self {
+            name,
+            plan,
+            executor,
+        });
+        let _ = pool.set(Arc::downgrade(&made));
+        made
+    }
+
+    /// The plan in force.
+    pub(crate) fn plan(&self) -> Arc<PoolPlan> {
+        current(&self.plan)
+    }
+
+    /// Puts another plan in force: same lanes, new limits, at once.
+    pub(crate) fn set_plan(&self, plan: PoolPlan) {
+        let limits = limits_of(&plan);
+        *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
+        self.executor
+            .set_limits(limits)
+            .expect("a plan's limits are at least 1");
+    }
+
+    /// Puts a delivery at the end of its lane, or hands it back.
+    pub(crate) fn push(&self, lane: LaneId, delivery: Box<Delivery>) -> Result<(), Box<Delivery>> {
+        self.executor
+            .push(lane, delivery)
+            .map_err(NotPushed::into_job)
+    }
+
+    /// Whether the lane has anything unresolved here.
+    pub(crate) fn has(&self, lane: &LaneId) -> bool {
+        self.executor
+            .lane(lane)
+            .is_some_and(|lane| lane.running + lane.waiting > 0)
+    }
+
+    pub(crate) fn lane(&self, lane: &LaneId) -> Option<LaneState> {
+        self.executor.lane(lane)
+    }
+
+    pub(crate) fn release(&self, lane: &LaneId) -> bool {
+        self.executor.release(lane)
+    }
+
+    pub(crate) fn flush(&self, lane: &LaneId) -> bool {
+        self.executor.flush(lane)
+    }
+
+    pub(crate) fn pause(&self, lane: LaneId) {
+        self.executor.pause(lane);
+    }
+
+    pub(crate) fn resume(&self, lane: &LaneId) -> bool {
+        self.executor.resume(lane)
+    }
+
+    pub(crate) fn take_head(&self, lane: &LaneId, identity: &Identity) -> Option<Box<Delivery>> {
+        self.executor
+            .take_head(lane, |delivery| delivery.identity == *identity)
+    }
+
+    /// The identities that wait in a lane, oldest first, and how the lane is.
+    pub(crate) fn waiting(&self, lane: &LaneId) -> Vec<Identity> {
+        let identities = self.executor.inspect(lane, |_, jobs| {
+            jobs.map(|delivery| delivery.identity.clone()).collect()
+        });
+        identities.unwrap_or_default()
+    }
+
+    /// The lanes of one source.
+    pub(crate) fn lanes_of(&self, source: &Arc<str>) -> Vec<LaneId> {
+        let mut lanes = self.executor.keys();
+        lanes.retain(|lane| lane.source() == source);
+        lanes
+    }
+
+    pub(crate) fn gauges(&self) -> PoolGauges {
+        let stats = self.executor.stats();
+        PoolGauges {
+            pool: self.name.clone(),
+            lanes: stats.live_keys,
+            queued: stats.queued,
+            in_flight: stats.running,
+        }
+    }
+
+    pub(crate) async fn all_idle(&self) {
+        self.executor.all_idle().await;
+    }
+
+    /// Starts nothing more and gives everything back that does not run; `false` when something
+    /// still runs at the deadline.
+    pub(crate) async fn drain(&self, deadline: Duration) -> bool {
+        self.executor.drain(deadline).await
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pool({})", self.name)
+    }
+}
+
+fn current(plan: &RwLock<Arc<PoolPlan>>) -> Arc<PoolPlan> {
+    plan.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn limits_of(plan: &PoolPlan) -> Limits {
+    Limits {
+        concurrency: plan.concurrency.map(NonZeroUsize::get),
+        lane_concurrency: plan.lane_concurrency.get(),
+        queue_limit_per_key: Some(plan.lane_capacity.get()),
+        rate: plan.rate.map(rate_of),
+        per_key_rate: plan.per_key_rate.map(rate_of),
+        ..Limits::default()
+    }
+}
+
+fn with_limits<K: std::hash::Hash + Eq + Clone + Send + Sync + 'static>(
+    mut builder: keylane::Builder<K>,
+    limits: &Limits,
+) -> keylane::Builder<K> {
+    if let Some(most) = limits.concurrency {
+        builder = builder.concurrency(most);
+    }
+    if let Some(most) = limits.queue_limit_per_key {
+        builder = builder.queue_limit_per_key(most);
+    }
+    if let Some(rate) = limits.rate {
+        builder = builder.rate(rate);
+    }
+    if let Some(rate) = limits.per_key_rate {
+        builder = builder.per_key_rate(rate);
+    }
+    builder.lane_concurrency(limits.lane_concurrency)
+}
+
+fn rate_of(rate: Rate) -> keylane::Rate {
+    keylane::Rate::new(rate.count, rate.per, rate.burst)
+}
+
+fn lane_concurrency(plan: &PoolPlan, lane: &LaneId) -> usize {
+    let own = key_plan(plan, lane).and_then(|keys| keys.lane_concurrency);
+    own.unwrap_or(plan.lane_concurrency).get()
+}
+
+fn key_rate(plan: &PoolPlan, lane: &LaneId) -> Option<keylane::Rate> {
+    key_plan(plan, lane)
+        .and_then(|keys| keys.per_key_rate)
+        .map(rate_of)
+}
+
+fn key_plan<'a>(plan: &'a PoolPlan, lane: &LaneId) -> Option<&'a KeyPlan> {
+    let key = lane.key()?;
+    plan.keys
+        .iter()
+        .find(|keys| matches(keys.pattern.as_bytes(), key))
+}
+
+/// Whether a pattern (`*` is any run of bytes) matches the whole key.
+fn matches(pattern: &[u8], key: &Key) -> bool {
+    let mut parts = pattern.split(|byte| *byte == b'*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = key.as_bytes().strip_prefix(first) else {
+        return false;
+    };
+    let mut last = None;
+    for part in parts {
+        if let Some(middle) = last.replace(part) {
+            let Some(at) = find(rest, middle) else {
+                return false;
+            };
+            rest = &rest[at + middle.len()..];
+        }
+    }
+    match last {
+        None => rest.is_empty(),
+        Some(end) => rest.ends_with(end),
+    }
+}
+
+fn find(hay: &[u8], needle: &[u8]) -> Option<usize> {
+    if needle.is_empty() {
+        return Some(0);
+    }
+    hay.windows(needle.len())
+        .position(|window| window == needle)
+}
+
+/// What a pool does with a delivery whose turn has come.
+pub(crate) struct Attempts {
+    name: Arc<str>,
+    plan: Arc<RwLock<Arc<PoolPlan>>>,
+    targets: RwLock<Arc<Targets>>,
+    shared: Arc<Shared>,
+    pool: Arc<OnceLock<Weak<Pool>>>,
+}
+
+type Job = Box<Delivery>;
+
+impl Handler<LaneId, Job> for Attempts {
+    fn gate(&self, delivery: &Job) -> Gate {
+        if delivery.fate != Fate::Attempt || self.breaker_allows(delivery) {
+            return Gate::Go;
+        }
+        Gate::UntilReleased
+    }
+
+    async fn handle(&self, mut delivery: Job, slot: usize) -> Reply<Job> {
+        let lane = delivery.lane.clone();
+        if let Some(until) = delivery.not_before.take().filter(|at| *at > Instant::now()) {
+            return hold(delivery, until);
+        }
+        if !delivery.is_stored() && self.is_parked(&lane) {
+            delivery.fate = Fate::Park {
+                reason: "its key is parked".to_owned(),
+            };
+        }
+        match delivery.fate.clone() {
+            Fate::Attempt => self.attempt(delivery, lane, slot).await,
+            Fate::DeadLetter { reason, text } => {
+                self.dead_letter(delivery, lane, reason, text).await
+            }
+            Fate::Return | Fate::Park { .. } => Reply::Flush {
+                job: Some(delivery),
+            },
+        }
+    }
+
+    async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        let Some(head) = jobs.first() else {
+            return jobs;
+        };
+        match head.job.fate.clone() {
+            Fate::Park { reason } => self.park(lane, reason, jobs).await,
+            _ => self.give_back(lane, jobs).await,
+        }
+    }
+}
+
+impl Attempts {
+    /// One call of the target, and what follows from it.
+    async fn attempt(&self, mut delivery: Job, lane: LaneId, slot: usize) -> Reply<Job> {
+        let call = match self.begin(&delivery) {
+            Ok(call) => call,
+            Err(()) => return self.wait_for_breaker(delivery),
+        };
+        let plan = current(&self.plan);
+        let attempt = self.attempt_of(&delivery, &plan, slot);
+        if delivery.stay.failed == 0 && delivery.waits == 0 {
+            delivery
+                .counters
+                .wait_seconds
+                .note(delivery.received.elapsed());
+        }
+        let started = Instant::now();
+        let outcome = tokio::select! {
+            biased;
+            outcome = contained(self.shared.dispatch.attempt_boxed(&delivery.message, &attempt)) => outcome,
+            () = self.shared.cut.cancelled() => {
+                drop(call);
+                delivery.counters.attempts_cut.one();
+                delivery.fate = Fate::Return;
+                return Reply::Flush { job: Some(delivery) };
+            }
+        };
+        delivery.counters.attempt_seconds.note(started.elapsed());
+        if let Some(call) = call {
+            call.end(Verdict::of(&outcome), Instant::now().into_std());
+        }
+        count(&delivery, &outcome);
+        let head = self.head(&delivery, &lane);
+        let next = process::judge(&plan, outcome, head);
+        self.follow(delivery, lane, next).await
+    }
+
+    fn attempt_of(&self, delivery: &Delivery, plan: &PoolPlan, slot: usize) -> Attempt {
+        Attempt {
+            identity: delivery.identity.clone(),
+            number: delivery.stay.failed + 1,
+            round: delivery.stay.round,
+            pool: self.name.clone(),
+            position: delivery.position,
+            slot,
+            timeout: plan.timeout.clone(),
+            targets: self.targets(plan),
+        }
+    }
+
+    /// Shared by the attempts as long as the plan says the same.
+    fn targets(&self, plan: &PoolPlan) -> Arc<Targets> {
+        let kept = self
+            .targets
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        if *kept == plan.targets {
+            return kept;
+        }
+        let new = Arc::new(plan.targets.clone());
+        *self.targets.write().unwrap_or_else(PoisonError::into_inner) = new.clone();
+        new
+    }
+
+    fn head(&self, delivery: &Delivery, lane: &LaneId) -> Head {
+        Head {
+            stay: delivery.stay,
+            waits: delivery.waits,
+            age: delivery.received.elapsed(),
+            keyless: lane.key().is_none(),
+            returns: !delivery.is_stored() && self.shared.returns(&delivery.identity.source),
+        }
+    }
+
+    /// Carries out what the table said.
+    async fn follow(&self, mut delivery: Job, lane: LaneId, next: Next) -> Reply<Job> {
+        if next != Next::Ack
+            && let Some(skip) = self.shared.take_skip(&delivery.identity)
+        {
+            let text = format!("skipped by {}: {}", skip.who, skip.why);
+            return self.dead_letter(delivery, lane, "skipped", text).await;
+        }
+        match next {
+            Next::Ack => self.delivered(delivery).await,
+            Next::Wait(time) => {
+                delivery.waits += 1;
+                hold(delivery, Instant::now() + time)
+            }
+            Next::Retry(reason, time) => {
+                self.write_down(&mut delivery, &reason).await;
+                hold(delivery, Instant::now() + time)
+            }
+            Next::DeadLetter { class, reason } => {
+                self.write_down(&mut delivery, &reason).await;
+                self.dead_letter(delivery, lane, class, reason.text).await
+            }
+            Next::Drop(reason) => {
+                tracing::warn!(identity = %delivery.identity, "dropped by policy: {}", reason.text);
+                self.drop_it(delivery)
+            }
+            Next::Return(reason) => {
+                self.write_down(&mut delivery, &reason).await;
+                delivery.fate = Fate::Return;
+                Reply::Flush {
+                    job: Some(delivery),
+                }
+            }
+            Next::Park(reason) => {
+                self.write_down(&mut delivery, &reason).await;
+                delivery.fate = Fate::Park {
+                    reason: reason.text,
+                };
+                Reply::Flush {
+                    job: Some(delivery),
+                }
+            }
+        }
+    }
+
+    async fn delivered(&self, delivery: Job) -> Reply<Job> {
+        if delivery.stay != Default::default() {
+            // What is not forgotten now is never asked for again: identities do not repeat.
+            let _ = self
+                .shared
+                .store
+                .forget(vec![delivery.identity.clone()])
+                .await;
+        }
+        delivery.counters.delivered.one();
+        delivery.settle(Settlement::Ack);
+        Reply::Done
+    }
+
+    fn drop_it(&self, delivery: Job) -> Reply<Job> {
+        delivery.counters.dropped.one();
+        delivery.settle(Settlement::Ack);
+        Reply::Done
+    }
+
+    /// A failed attempt is on disk before its lane is held, or it is not counted.
+    async fn write_down(&self, delivery: &mut Delivery, reason: &Reason) {
+        delivery.waits = 0;
+        let attempt = FailedAttempt {
+            at: SystemTime::now(),
+            class: reason.class.to_string(),
+            text: reason.text.clone(),
+            answer: reason.answer.clone(),
+        };
+        tracing::debug!(identity = %delivery.identity, pool = &*self.name, "failed: {}", reason.text);
+        match self
+            .shared
+            .store
+            .failed_attempt(&delivery.identity, attempt)
+            .await
+        {
+            Ok(stay) => {
+                self.shared.health.well(Trouble::Store);
+                delivery.stay = stay;
+            }
+            Err(error) => self
+                .shared
+                .health
+                .trouble(Trouble::Store, error.to_string()),
+        }
+    }
+
+    async fn dead_letter(
+        &self,
+        mut delivery: Job,
+        lane: LaneId,
+        reason: &'static str,
+        text: String,
+    ) -> Reply<Job> {
+        match self.store_letter(&delivery, &lane, reason, &text).await {
+            Ok(()) => {
+                self.shared.health.well(Trouble::Store);
+                match reason {
+                    "skipped" => delivery.counters.skipped.one(),
+                    _ => delivery.counters.dead_lettered.one(),
+                }
+                delivery.settle(Settlement::Ack);
+                Reply::Done
+            }
+            Err(error) => {
+                delivery.fate = Fate::DeadLetter { reason, text };
+                self.hold_for_store(delivery, &error)
+            }
+        }
+    }
+
+    async fn store_letter(
+        &self,
+        delivery: &Delivery,
+        lane: &LaneId,
+        reason: &str,
+        text: &str,
+    ) -> Result<(), StoreError> {
+        let name = lane.name(&self.name);
+        if let Some(row) = delivery.row() {
+            let audit = by_itself("dead-letter", &name, &delivery.identity, text);
+            let letter = Some((reason.to_owned(), text.to_owned()));
+            return self
+                .shared
+                .store
+                .remove_parked(name, vec![row], letter, audit)
+                .await;
+        }
+        let letter = DeadLetter {
+            number: 0,
+            message: delivery.to_stored(name),
+            reason: reason.to_owned(),
+            text: text.to_owned(),
+            at: SystemTime::now(),
+            attempts: Vec::new(),
+        };
+        self.shared.store.dead_letter(vec![letter]).await
+    }
+
+    /// The store cannot take it: nothing is acked, the lane waits.
+    fn hold_for_store(&self, mut delivery: Job, error: &StoreError) -> Reply<Job> {
+        self.shared
+            .health
+            .trouble(Trouble::Store, error.to_string());
+        let until = Instant::now() + store_back_off(delivery.waits);
+        delivery.waits += 1;
+        hold(delivery, until)
+    }
+
+    /// Everything goes back to its source, head first (with `cascade = "batch"`, what came with
+    /// the head); what came from a store stays there.
+    async fn give_back(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        let plan = current(&self.plan);
+        let head = &jobs[0].job;
+        let by_policy = head.fate == Fate::Return && !self.shared.cut.is_cancelled();
+        let only_batch = (by_policy && plan.cascade == Cascade::Batch).then_some(head.batch);
+        let delay = if by_policy {
+            plan.return_delay
+        } else {
+            Duration::ZERO
+        };
+        let goes = |queued: &Queued<Job>| only_batch.is_none_or(|batch| queued.job.batch == batch);
+        let (back, keep): (Vec<_>, Vec<_>) = jobs.into_iter().partition(goes);
+        if by_policy {
+            let (head, many) = (&back[0].job.identity, back.len());
+            tracing::info!(pool = &*self.name, ?lane, %head, "{many} go back to the source");
+        }
+        let tried = back
+            .iter()
+            .filter(|queued| queued.job.stay != Default::default());
+        let tried: Vec<Identity> = tried.map(|queued| queued.job.identity.clone()).collect();
+        if !tried.is_empty() && by_policy {
+            // Not on disk means only that the next round goes on counting where this one ended.
+            let _ = self.shared.store.new_round(tried).await;
+        }
+        for queued in back {
+            queued.job.counters.returned.one();
+            queued.job.settle(Settlement::Return { delay });
+        }
+        keep
+    }
+
+    /// The key is stored whole in one transaction; only after that is any of it acked.
+    async fn park(&self, lane: LaneId, reason: String, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        match self.store_key(&lane, &reason, &jobs).await {
+            Ok(()) => {
+                self.shared.health.well(Trouble::Store);
+                jobs.into_iter().for_each(|queued| stored(queued.job));
+                Vec::new()
+            }
+            Err(error) => self.keep_until_stored(jobs, &error),
+        }
+    }
+
+    /// What is fresh goes behind what the store has of the key; what came from there stays there,
+    /// and if it was the head that failed, its replay ends.
+    async fn store_key(
+        &self,
+        lane: &LaneId,
+        reason: &str,
+        jobs: &[Queued<Job>],
+    ) -> Result<(), StoreError> {
+        let name = lane.name(&self.name);
+        let store = &self.shared.store;
+        let head = &jobs[0].job;
+        if head.is_stored() {
+            let audit = by_itself("stop-replay", &name, &head.identity, reason);
+            store.set_replaying(name.clone(), false, audit).await?;
+        }
+        let fresh = jobs.iter().filter(|queued| !queued.job.is_stored());
+        let fresh: Vec<_> = fresh
+            .map(|queued| queued.job.to_stored(name.clone()))
+            .collect();
+        if !fresh.is_empty() {
+            tracing::warn!(
+                pool = &*self.name,
+                ?lane,
+                "{} parked: {reason}",
+                fresh.len()
+            );
+            store.park(name, reason.to_owned(), fresh).await?;
+        }
+        Ok(())
+    }
+
+    fn keep_until_stored(
+        &self,
+        mut jobs: Vec<Queued<Job>>,
+        error: &StoreError,
+    ) -> Vec<Queued<Job>> {
+        self.shared
+            .health
+            .trouble(Trouble::Store, error.to_string());
+        let head = &mut jobs[0].job;
+        head.not_before = Some(Instant::now() + store_back_off(head.waits));
+        head.waits += 1;
+        jobs
+    }
+
+    fn is_parked(&self, lane: &LaneId) -> bool {
+        lane.key().is_some()
+            && self
+                .shared
+                .store
+                .parked_lane(&lane.name(&self.name))
+                .is_some()
+    }
+
+    /// Whether the origin's breaker lets a call through; if not, the lane is woken when it does.
+    fn breaker_allows(&self, delivery: &Delivery) -> bool {
+        let Some(origin) = &delivery.origin else {
+            return true;
+        };
+        let check = || {
+            self.shared
+                .breakers
+                .check(origin, std::time::Instant::now())
+        };
+        if check() == breaker::Gate::Go {
+            return true;
+        }
+        let pool = self.pool.get().cloned().unwrap_or_default();
+        self.shared.waits.add(origin, pool, delivery.lane.clone());
+        // It may have changed before we were on the list: then nobody would wake us.
+        check() == breaker::Gate::Go
+    }
+
+    fn begin(&self, delivery: &Delivery) -> Result<Option<breaker::Call>, ()> {
+        let Some(origin) = &delivery.origin else {
+            return Ok(None);
+        };
+        let call = self
+            .shared
+            .breakers
+            .begin(origin, std::time::Instant::now());
+        call.map(Some).map_err(|_| ())
+    }
+
+    fn wait_for_breaker(&self, delivery: Job) -> Reply<Job> {
+        if self.breaker_allows(&delivery) {
+            return hold(delivery, Instant::now());
+        }
+        Reply::Hold {
+            job: delivery,
+            until: None,
+        }
+    }
+}
+
+/// The delivery is safe in the store that holds its key.
+fn stored(delivery: Job) {
+    if delivery.is_stored() {
+        return delivery.settle(Settlement::Return {
+            delay: Duration::ZERO,
+        });
+    }
+    delivery.counters.parked.one();
+    delivery.settle(Settlement::Ack);
+}
+
+fn hold(delivery: Job, until: Instant) -> Reply<Job> {
+    Reply::Hold {
+        job: delivery,
+        until: Some(until),
+    }
+}
+
+fn store_back_off(waits: u32) -> Duration {
+    let seconds = 1_u64 << waits.min(5);
+    Duration::from_secs(seconds).min(STORE_BACK_OFF)
+}
+
+fn count(delivery: &Delivery, outcome: &Outcome) {
+    let counters = &delivery.counters;
+    match outcome {
+        Outcome::Delivered => counters.attempts_delivered.one(),
+        Outcome::NotYet { .. } => counters.attempts_not_yet.one(),
+        Outcome::Busy { .. } => counters.attempts_busy.one(),
+        Outcome::Failed(_) => counters.attempts_failed.one(),
+        Outcome::Refused(_) => counters.attempts_refused.one(),
+    }
+}
+
+/// What the router did by itself, as the audit log says it.
+fn by_itself(verb: &str, lane: &LaneName, identity: &Identity, why: &str) -> AuditEntry {
+    AuditEntry {
+        at: SystemTime::now(),
+        who: "keylane".to_owned(),
+        verb: verb.to_owned(),
+        lane: Some(lane.clone()),
+        identity: Some(identity.clone()),
+        why: why.to_owned(),
+    }
+}
+
+/// Runs a dispatch that may panic: a panic is a failed attempt of its message, nothing more.
+async fn contained(
+    mut attempt: std::pin::Pin<Box<dyn Future<Output = Outcome> + Send + '_>>,
+) -> Outcome {
+    std::future::poll_fn(move |cx| {
+        let poll = std::panic::AssertUnwindSafe(|| attempt.as_mut().poll(cx));
+        std::panic::catch_unwind(poll).unwrap_or_else(|_| {
+            Poll::Ready(Outcome::Failed(Reason {
+                class: "panic".into(),
+                text: "the handler panicked".to_owned(),
+                ..Reason::default()
+            }))
+        })
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_matches_the_whole_key() {
+        let yes = [
+            ("vip:*", "vip:7"),
+            ("*", ""),
+            ("a*b*c", "a--b--c"),
+            ("a", "a"),
+            ("*x", "xx"),
+        ];
+        let no = [
+            ("vip:*", "pip:7"),
+            ("a", "ab"),
+            ("a*b", "a-c"),
+            ("a*a", "a"),
+            ("", "x"),
+        ];
+        for (pattern, key) in yes {
+            assert!(
+                matches(pattern.as_bytes(), &Key::new(key)),
+                "{pattern} {key}"
+            );
+        }
+        for (pattern, key) in no {
+            assert!(
+                !matches(pattern.as_bytes(), &Key::new(key)),
+                "{pattern} {key}"
+            );
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! The router: starts sources and pools, changes them while they run, and stops them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use keylane::Permits;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::breaker::Breakers;
+use crate::consume::{self, Consumer};
+use crate::counters::{PoolGauges, Registry};
+use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
+use crate::health::{Health, Problem};
+use crate::lane::LaneId;
+use crate::plan::{Envelope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan};
+use crate::pool::{Pool, Shared};
+use crate::replay::Replay;
+use crate::route::{DEFAULT, Routes};
+use crate::source::{Features, Source};
+use crate::store::{LaneName, Store};
+use crate::waits::BreakerWaits;
+
+/// About how many bytes one receive asks for.
+const RECEIVE_BYTES: usize = 4 << 20;
+/// How long a stop waits, past its deadline, for what was cut to come back.
+const CUT_GRACE: Duration = Duration::from_secs(2);
+
+/// What everything in the router shares.
+pub(crate) struct Inner {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) dispatch: Arc<dyn DynDispatch>,
+    pub(crate) routes: Routes,
+    pub(crate) counters: Registry,
+    pub(crate) health: Arc<Health>,
+    /// The first signal: nothing more is received.
+    pub(crate) stop_taking: CancellationToken,
+    /// The end of patience with brokers that do not take settlements.
+    pub(crate) give_up: CancellationToken,
+    pub(crate) receive_bytes: usize,
+    pub(crate) shared: Arc<Shared>,
+    plan: RwLock<Arc<Plan>>,
+    permits: Permits,
+    consumers: Mutex<BTreeMap<Arc<str>, Arc<Consumer>>>,
+    /// Replays, drains of removed pools, the breakers' alarm clock.
+    pub(crate) tasks: TaskTracker,
+    /// Changes of the plan, one after the other.
+    changing: tokio::sync::Mutex<()>,
+}
+
+/// A running router. Cheap to clone; [`Router::stop`] ends it.
+#[derive(Clone)]
+pub struct Router {
+    pub(crate) inner: Arc<Inner>,
+}
+
+/// Makes a [`Router`].
+pub struct Builder {
+    plan: Plan,
+    store: Option<Arc<dyn Store>>,
+    dispatch: Option<Arc<dyn DynDispatch>>,
+    sources: Vec<StartSource>,
+}
+
+type StartSource = Box<dyn FnOnce(&Router) -> Result<(), StartError> + Send>;
+
+/// Why a router, a source or a changed plan could not be put to work.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum StartError {
+    /// A router without a store could lose messages.
+    #[error("no store: give the builder one, for example the embedded database's")]
+    NoStore,
+    /// The same name twice.
+    #[error("source `{0}` runs already; a source has one consumer")]
+    SourceTwice(Arc<str>),
+    /// A policy that a source cannot keep.
+    #[error(
+        "pool `{pool}`: {option} = \"return\", but source `{source_name}` cannot take messages back in order with a delay; set it to another value or leave it out"
+    )]
+    CannotReturn {
+        /// Which pool.
+        pool: Arc<str>,
+        /// `on_exhausted` or `overflow`.
+        option: &'static str,
+        /// Which source.
+        source_name: Arc<str>,
+    },
+    /// Not available yet.
+    #[error(
+        "pool `{0}`: overflow = \"spill\" is not available in this version; use \"return\" or \"wait\""
+    )]
+    NoSpill(Arc<str>),
+    /// The router is stopping.
+    #[error("the router is stopping")]
+    Stopping,
+}
+
+impl Router {
+    /// Starts to build a router.
+    pub fn builder() -> Builder {
+        Builder {
+            plan: Plan::default(),
+            store: None,
+            dispatch: None,
+            sources: Vec::new(),
+        }
+    }
+
+    /// Starts to take messages from another source.
+    ///
+    /// # Errors
+    /// [`StartError`] when that is impossible; nothing was taken then.
+    pub fn add_source<S: Source>(
+        &self,
+        name: impl Into<Arc<str>>,
+        source: S,
+        plan: SourcePlan,
+    ) -> Result<(), StartError> {
+        let name = name.into();
+        let features = source.features();
+        check_source(&self.inner.plan(), &name, &features)?;
+        let mut consumers = self.inner.consumers();
+        if self.inner.stop_taking.is_cancelled() {
+            return Err(StartError::Stopping);
+        }
+        if consumers
+            .get(&name)
+            .is_some_and(|consumer| !consumer.has_ended())
+        {
+            return Err(StartError::SourceTwice(name));
+        }
+        let returns = features.ordered_return && features.delayed_return;
+        self.inner.set_returns(&name, returns);
+        let consumer = consume::start(name.clone(), source, plan, self.inner.clone());
+        consumers.insert(name, consumer);
+        Ok(())
+    }
+
+    /// Ends one source: nothing more is received, what waits goes back, what runs may finish.
+    /// Waits for that. `false` when there is no such source.
+    pub async fn remove_source(&self, name: &str) -> bool {
+        let consumer = self.inner.consumers().get(name).cloned();
+        let Some(consumer) = consumer else {
+            return false;
+        };
+        consumer.stop.cancel();
+        for pool in self.inner.routes.pools() {
+            for lane in pool.lanes_of(&consumer.name) {
+                pool.flush(&lane);
+            }
+        }
+        consumer.ended().await;
+        self.inner.consumers().remove(name);
+        true
+    }
+
+    /// Puts another plan's limits and pools in force: added pools start, changed limits act at
+    /// once, removed pools drain; a key with something unresolved stays where that is. Sources are
+    /// added and removed by [`Self::add_source`] and [`Self::remove_source`].
+    ///
+    /// # Errors
+    /// [`StartError`] when the plan cannot work with the sources there are; nothing changed then.
+    pub async fn reload(&self, plan: Plan) -> Result<(), StartError> {
+        let _one_at_a_time = self.inner.changing.lock().await;
+        let sources: Vec<Arc<Consumer>> = self.inner.consumers().values().cloned().collect();
+        for source in sources {
+            check_source(&plan, &source.name, &source.features)?;
+        }
+        self.inner.permits.set(most_in_flight(&plan));
+        let mut pools = BTreeMap::new();
+        for (name, pool_plan) in with_default(&plan) {
+            let pool = match self.inner.routes.pool(&name) {
+                Some(pool) => {
+                    pool.set_plan(pool_plan);
+                    pool
+                }
+                None => self.inner.new_pool(name.clone(), pool_plan),
+            };
+            pools.insert(name, pool);
+        }
+        let removed = self.inner.routes.change(pools);
+        *self
+            .inner
+            .plan
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
+        for pool in removed {
+            let inner = self.inner.clone();
+            self.inner
+                .tasks
+                .spawn(async move { inner.retire(pool).await });
+        }
+        Ok(())
+    }
+
+    /// Stops: receives nothing more, starts nothing more, gives back at once what does not run,
+    /// lets what runs finish until the deadline, then cuts it and gives that back too.
+    pub async fn stop(&self, deadline: Duration) {
+        let inner = &self.inner;
+        inner.stop_taking.cancel();
+        let pools = inner.routes.pools();
+        let mut drains = tokio::task::JoinSet::new();
+        for pool in pools.clone() {
+            drains.spawn(async move { pool.drain(deadline).await });
+        }
+        while drains.join_next().await.is_some() {}
+        inner.shared.cut.cancel();
+        for pool in pools {
+            let _ = tokio::time::timeout(CUT_GRACE, pool.all_idle()).await;
+        }
+        let consumers: Vec<Arc<Consumer>> = inner.consumers().values().cloned().collect();
+        let settled = async {
+            for consumer in &consumers {
+                consumer.ended().await;
+            }
+        };
+        if tokio::time::timeout(CUT_GRACE, settled).await.is_err() {
+            inner.give_up.cancel();
+        }
+        inner.tasks.close();
+        let _ = tokio::time::timeout(CUT_GRACE, inner.tasks.wait()).await;
+    }
+
+    /// The deadline of a stop is now: running attempts are cut.
+    pub fn cut(&self) {
+        self.inner.shared.cut.cancel();
+    }
+
+    /// What is wrong right now.
+    pub fn problems(&self) -> Vec<Problem> {
+        self.inner.health.problems()
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> &Registry {
+        &self.inner.counters
+    }
+
+    /// What is in each pool right now.
+    pub fn pools(&self) -> Vec<PoolGauges> {
+        self.inner
+            .routes
+            .pools()
+            .iter()
+            .map(|pool| pool.gauges())
+            .collect()
+    }
+
+    /// The names of the sources that are read.
+    pub fn sources(&self) -> Vec<Arc<str>> {
+        self.inner.consumers().keys().cloned().collect()
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
+    }
+
+    /// The plan in force.
+    pub fn plan(&self) -> Arc<Plan> {
+        self.inner.plan()
+    }
+
+    /// Waits until nothing is held or under way in any pool. Sources may have more.
+    pub async fn all_idle(&self) {
+        for pool in self.inner.routes.pools() {
+            pool.all_idle().await;
+        }
+    }
+}
+
+impl Builder {
+    /// What to do. Default: one pool `default`, no source.
+    pub fn plan(mut self, plan: Plan) -> Self {
+        self.plan = plan;
+        self
+    }
+
+    /// Where dead letters, parked keys, attempts and pauses are kept. There is no default.
+    pub fn store(mut self, store: impl Store) -> Self {
+        self.store = Some(Arc::new(store));
+        self
+    }
+
+    /// How targets are called. Default: over HTTP.
+    pub fn dispatch(mut self, dispatch: impl Dispatch) -> Self {
+        self.dispatch = Some(Arc::new(dispatch));
+        self
+    }
+
+    /// A source under this name; its settings are the plan's of the same name, else the defaults.
+    pub fn source<S: Source>(mut self, name: impl Into<Arc<str>>, source: S) -> Self {
+        let name = name.into();
+        let plan = self.plan.sources.get(&name).cloned();
+        self.sources.push(Box::new(move |router| {
+            let plan = plan.unwrap_or_else(|| SourcePlan::custom());
+            router.add_source(name, source, plan)
+        }));
+        self
+    }
+
+    /// Starts the router.
+    ///
+    /// # Errors
+    /// [`StartError`] when the plan and the sources do not fit.
+    pub async fn start(self) -> Result<Router, StartError> {
+        let store = self.store.ok_or(StartError::NoStore)?;
+        let dispatch = self.dispatch.unwrap_or_else(http);
+        for (name, pool) in &self.plan.pools {
+            if pool.overflow == Some(Overflow::Spill) {
+                return Err(StartError::NoSpill(name.clone()));
+            }
+        }
+        let router = Router {
+            inner: Inner::new(self.plan, store, dispatch),
+        };
+        router.inner.take_up();
+        for start in self.sources {
+            start(&router)?;
+        }
+        Ok(router)
+    }
+}
+
+fn http() -> Arc<dyn DynDispatch> {
+    Arc::new(HttpDispatch::new(HttpOptions::default()))
+}
+
+/// The plan's pools, and a default pool in any case.
+fn with_default(plan: &Plan) -> BTreeMap<Arc<str>, PoolPlan> {
+    let mut pools = plan.pools.clone();
+    pools.entry(DEFAULT.into()).or_default();
+    pools
+}
+
+fn most_in_flight(plan: &Plan) -> usize {
+    plan.max_in_flight
+        .map_or(usize::MAX, std::num::NonZeroUsize::get)
+}
+
+/// `return` exists only where a source keeps order and can delay.
+fn check_source(plan: &Plan, name: &Arc<str>, features: &Features) -> Result<(), StartError> {
+    if features.ordered_return && features.delayed_return {
+        return Ok(());
+    }
+    for (pool, pool_plan) in &plan.pools {
+        let asked = [
+            (
+                "on_exhausted",
+                pool_plan.on_exhausted == Some(OnExhausted::Return),
+            ),
+            ("overflow", pool_plan.overflow == Some(Overflow::Return)),
+        ];
+        if let Some((option, _)) = asked.into_iter().find(|(_, returns)| *returns) {
+            return Err(StartError::CannotReturn {
+                pool: pool.clone(),
+                option,
+                source_name: name.clone(),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl Inner {
+    fn new(plan: Plan, store: Arc<dyn Store>, dispatch: Arc<dyn DynDispatch>) -> Arc<Self> {
+        let breaker = plan.breaker.clone();
+        let waits = Arc::new(BreakerWaits::new(breaker.probes.get(), breaker.open));
+        let told = waits.clone();
+        let health = Arc::new(Health::default());
+        let shared = Arc::new(Shared {
+            dispatch: dispatch.clone(),
+            store: store.clone(),
+            breakers: Breakers::new(breaker, move |change| told.on_change(change)),
+            waits,
+            health: health.clone(),
+            cut: CancellationToken::new(),
+            returns: RwLock::default(),
+            skips: Mutex::default(),
+        });
+        let permits = Permits::new(most_in_flight(&plan));
+        let make = |(name, pool): (Arc<str>, PoolPlan)| {
+            let made = Pool::new(name.clone(), pool, shared.clone(), permits.clone());
+            (name, made)
+        };
+        let pools = with_default(&plan).into_iter().map(make).collect();
+        Arc::new(Self {
+            routes: Routes::new(pools, store.clone()),
+            store,
+            dispatch,
+            counters: Registry::default(),
+            health,
+            stop_taking: CancellationToken::new(),
+            give_up: CancellationToken::new(),
+            receive_bytes: RECEIVE_BYTES,
+            shared,
+            plan: RwLock::new(Arc::new(plan)),
+            permits,
+            consumers: Mutex::default(),
+            tasks: TaskTracker::new(),
+            changing: tokio::sync::Mutex::new(()),
+        })
+    }
+
+    /// Takes up what the store knows from before: pauses and replays under way.
+    fn take_up(self: &Arc<Self>) {
+        let waits = self.shared.waits.clone();
+        let stop = self.stop_taking.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = waits.run() => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        for lane in self.store.pauses() {
+            if let Some(pool) = self.routes.pool(&lane.pool) {
+                pool.pause(LaneId::of(&lane));
+            }
+        }
+        for parked in self.store.parked() {
+            if parked.replaying {
+                self.start_replay(parked.lane);
+            }
+        }
+    }
+
+    pub(crate) fn start_replay(self: &Arc<Self>, lane: LaneName) {
+        let Some(pool) = self.routes.pool(&lane.pool) else {
+            tracing::warn!(?lane, "its pool is gone: the replay waits for the pool");
+            return;
+        };
+        let replay = Replay {
+            router: self.clone(),
+            pool,
+            lane,
+        };
+        self.tasks.spawn(replay.run());
+    }
+
+    fn new_pool(&self, name: Arc<str>, plan: PoolPlan) -> Arc<Pool> {
+        Pool::new(name, plan, self.shared.clone(), self.permits.clone())
+    }
+
+    /// A removed pool drains to its deadline, then gives back what is left and goes.
+    async fn retire(&self, pool: Arc<Pool>) {
+        let gauges = pool.gauges();
+        let name = &*pool.name;
+        tracing::info!(
+            pool = name,
+            queued = gauges.queued,
+            active = gauges.in_flight,
+            keys = gauges.lanes,
+            "the pool was removed: draining"
+        );
+        match pool.plan().drain {
+            None => pool.all_idle().await,
+            Some(deadline) => {
+                let _ = tokio::time::timeout(deadline, pool.all_idle()).await;
+            }
+        }
+        while !pool.drain(Duration::from_secs(60)).await {
+            tracing::warn!(pool = name, "attempts of the removed pool still run");
+        }
+        self.routes.forget(&pool);
+        tracing::info!(pool = name, "the removed pool is gone");
+    }
+
+    pub(crate) fn plan(&self) -> Arc<Plan> {
+        self.plan
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(crate) fn envelope_of(&self, source: &str) -> Envelope {
+        let consumers = self.consumers();
+        let plan = consumers
+            .get(source)
+            .map(|consumer| consumer.plan.envelope.clone());
+        plan.unwrap_or(Envelope::Keylane)
+    }
+
+    /// Says at start-up what a source cannot promise.
+    pub(crate) fn announce(&self, name: &str, features: &Features) {
+        let kind = features.kind;
+        tracing::info!(source = name, kind, "reading");
+        if !features.ordered_return {
+            tracing::warn!(
+                source = name,
+                "cannot take messages back in order: no `return` here"
+            );
+        }
+        let batch = self
+            .plan()
+            .pools
+            .values()
+            .any(|p| p.cascade == crate::plan::Cascade::Batch);
+        if batch {
+            tracing::warn!(
+                source = name,
+                "cascade = \"batch\": order holds per batch and key only"
+            );
+        }
+    }
+
+    fn set_returns(&self, name: &Arc<str>, returns: bool) {
+        let mut known = self
+            .shared
+            .returns
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        known.insert(name.clone(), returns);
+    }
+
+    fn consumers(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Arc<Consumer>>> {
+        self.consumers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,129 @@
+//! Lanes that wait for the breaker of an origin, and who wakes them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use crate::breaker::{Change, ChangeKind};
+use crate::lane::LaneId;
+use crate::pool::Pool;
+
+/// Lanes held by breakers. They cost nothing while they wait; a free slot wakes one of them.
+pub(crate) struct BreakerWaits {
+    state: Mutex<State>,
+    changed: Notify,
+    probes: usize,
+    again: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: HashMap<Arc<str>, VecDeque<(Weak<Pool>, LaneId)>>,
+    /// When origins are to be probed.
+    due: HashMap<Arc<str>, Instant>,
+}
+
+impl BreakerWaits {
+    /// `probes` lanes are woken when an origin may be probed, and again after `again` if nobody
+    /// took the chance.
+    pub(crate) fn new(probes: usize, again: Duration) -> Self {
+        Self {
+            state: Mutex::default(),
+            changed: Notify::new(),
+            probes,
+            again: again.max(Duration::from_millis(10)),
+        }
+    }
+
+    /// This lane waits for this origin.
+    pub(crate) fn add(&self, origin: &Arc<str>, pool: Weak<Pool>, lane: LaneId) {
+        let mut state = self.lock();
+        state
+            .waiting
+            .entry(origin.clone())
+            .or_default()
+            .push_back((pool, lane));
+        if !state.due.contains_key(origin) {
+            // Whatever happens, somebody looks again.
+            let at = Instant::now() + self.again;
+            state.due.insert(origin.clone(), at);
+            self.changed.notify_one();
+        }
+    }
+
+    /// The breaker says something changed.
+    pub(crate) fn on_change(&self, change: Change) {
+        match change.kind {
+            ChangeKind::Opened(until) => {
+                self.lock().due.insert(change.origin, until);
+                self.changed.notify_one();
+            }
+            ChangeKind::SlotFree => self.wake(&change.origin, 1),
+            ChangeKind::Closed => self.wake(&change.origin, usize::MAX),
+        }
+    }
+
+    /// Wakes lanes when their origins may be probed; ends with its task.
+    pub(crate) async fn run(&self) {
+        loop {
+            let next = self.lock().due.values().min().copied();
+            let changed = self.changed.notified();
+            match next {
+                None => changed.await,
+                Some(at) => {
+                    if tokio::time::timeout_at(at.into(), changed).await.is_err() {
+                        self.probe_due(Instant::now());
+                    }
+                }
+            }
+        }
+    }
+
+    fn probe_due(&self, now: Instant) {
+        let due: Vec<Arc<str>> = {
+            let mut state = self.lock();
+            let due = state.due.iter().filter(|(_, at)| **at <= now);
+            let due: Vec<Arc<str>> = due.map(|(origin, _)| origin.clone()).collect();
+            for origin in &due {
+                state.due.remove(origin);
+            }
+            due
+        };
+        for origin in due {
+            self.wake(&origin, self.probes);
+            let mut state = self.lock();
+            if state.waiting.contains_key(&origin) {
+                state.due.entry(origin).or_insert(now + self.again);
+            }
+        }
+    }
+
+    /// Wakes this many lanes, first come first served; a lane that is gone does not count.
+    fn wake(&self, origin: &Arc<str>, most: usize) {
+        let mut woken = 0;
+        while woken < most {
+            let Some((pool, lane)) = self.pop(origin) else {
+                return;
+            };
+            if pool.upgrade().is_some_and(|pool| pool.release(&lane)) {
+                woken += 1;
+            }
+        }
+    }
+
+    fn pop(&self, origin: &Arc<str>) -> Option<(Weak<Pool>, LaneId)> {
+        let mut state = self.lock();
+        let queue = state.waiting.get_mut(origin)?;
+        let first = queue.pop_front();
+        if queue.is_empty() {
+            state.waiting.remove(origin);
+        }
+        first
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
