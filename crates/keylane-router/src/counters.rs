@@ -81,10 +81,13 @@ pub struct Counters {
     pub wait_seconds: Histogram,
 }
 
+/// Source and pool.
+pub type Labels = (Arc<str>, Arc<str>);
+
 /// All counters, by source and pool.
 #[derive(Debug, Default)]
 pub struct Registry {
-    by: Mutex<BTreeMap<(Arc<str>, Arc<str>), Arc<Counters>>>,
+    by: Mutex<BTreeMap<Labels, Arc<Counters>>>,
     /// Messages that asked for a pool that does not exist.
     pub unknown_pool: Counter,
 }
@@ -109,7 +112,7 @@ impl Registry {
     }
 
     /// All of them.
-    pub fn all(&self) -> Vec<((Arc<str>, Arc<str>), Arc<Counters>)> {
+    pub fn all(&self) -> Vec<(Labels, Arc<Counters>)> {
         let by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
         by.iter()
             .map(|(labels, counters)| (labels.clone(), counters.clone()))
@@ -236,8 +239,6 @@ impl Counters {
         ]
     }
 }
-
-type Labels = (Arc<str>, Arc<str>);
 
 fn line(out: &mut String, name: &str, (source, pool): &Labels, more: &str, value: u64) {
     let (source, pool) = (escape(source), escape(pool));

@@ -294,7 +294,7 @@ impl Builder {
         let name = name.into();
         let plan = self.plan.sources.get(&name).cloned();
         self.sources.push(Box::new(move |router| {
-            let plan = plan.unwrap_or_else(|| SourcePlan::custom());
+            let plan = plan.unwrap_or_else(SourcePlan::custom);
             router.add_source(name, source, plan)
         }));
         self
