@@ -2,6 +2,8 @@
 
 pub mod breaker;
 pub mod dispatch;
+#[cfg(feature = "embedded")]
+pub mod embedded;
 pub mod history;
 pub mod message;
 pub mod outcome;
