@@ -5,6 +5,8 @@ mod consume;
 pub mod counters;
 mod delivery;
 pub mod dispatch;
+#[cfg(feature = "embedded")]
+pub mod embedded;
 pub mod health;
 pub mod history;
 mod jitter;

@@ -2,4 +2,6 @@
 
 mod breaker;
 mod dispatch;
+#[cfg(feature = "embedded")]
+mod embedded;
 mod parse;

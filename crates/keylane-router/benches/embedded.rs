@@ -1,0 +1,3 @@
+//! How fast the embedded queue publishes, claims and acks.
+
+fn main() {}

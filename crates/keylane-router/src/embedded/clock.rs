@@ -1,0 +1,75 @@
+//! Time for the embedded queue: waits go by the monotonic clock, what is stored by the wall clock.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Where the queue gets its time from. Tests put their own in.
+pub trait Clock: Send + Sync + 'static {
+    /// The monotonic clock, by which everything in memory waits.
+    fn now(&self) -> Instant;
+    /// The wall clock, by which delays are stored. It may step.
+    fn wall(&self) -> SystemTime;
+    /// Ends when [`Clock::now`] has reached `at`.
+    fn sleep_until(&self, at: Instant) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+}
+
+/// The clocks of the machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Instant {
+        // Tokio's, so that a paused test runtime rules this clock too.
+        tokio::time::Instant::now().into_std()
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::now()
+    }
+
+    fn sleep_until(&self, at: Instant) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(tokio::time::sleep_until(at.into()))
+    }
+}
+
+/// Both clocks at one moment, read by the caller: the writer thread has no clock of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    pub(super) now: Instant,
+    pub(super) wall: SystemTime,
+}
+
+impl Moment {
+    pub(super) fn of(clock: &dyn Clock) -> Self {
+        Self {
+            now: clock.now(),
+            wall: clock.wall(),
+        }
+    }
+
+    /// The monotonic moment at which something stored with this wall-clock time is due. Never
+    /// later than `whole` from now: a clock that was set back must not lengthen a delay.
+    pub(super) fn due(&self, stored: i64, whole: Duration) -> Option<Instant> {
+        let left = Duration::from_millis(stored.saturating_sub(millis(self.wall)).max(0) as u64);
+        let left = left.min(whole);
+        (!left.is_zero()).then(|| self.now + left)
+    }
+}
+
+/// A wall-clock time as the file has it.
+pub(super) fn millis(time: SystemTime) -> i64 {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => since.as_millis() as i64,
+        Err(before) => -(before.duration().as_millis() as i64),
+    }
+}
+
+/// A time of the file.
+pub(super) fn from_millis(stored: i64) -> SystemTime {
+    if stored >= 0 {
+        UNIX_EPOCH + Duration::from_millis(stored as u64)
+    } else {
+        UNIX_EPOCH - Duration::from_millis(stored.unsigned_abs())
+    }
+}

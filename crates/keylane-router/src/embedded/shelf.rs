@@ -1,0 +1,834 @@
+//! Who may be handed out next: a queue's waiting messages by lane, as plain data.
+//!
+//! No clock, no file and no lock inside. The file has the truth (every row, in order of its
+//! sequence); the shelf knows what a cursor has read of it so far, what is out, and which lanes
+//! are ready. The rules:
+//!
+//! * What waits of a lane is handed out by sequence.
+//! * While anything of a lane is out, nothing else of it is handed out.
+//! * A lane waits as a whole: for its first message's delay, and for the delay of a return.
+//! * Keyless messages are one lane, or with [`Keyless::Parallel`] each stands for itself.
+//!
+//! A lane remembers what waits as *runs*: stretches of the queue without another lane's message in
+//! between. A million messages of one key in a row are one run. A lane with many runs keeps the
+//! first of them here and the others in a side index (see `claim`).
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::message::Key;
+use crate::plan::Keyless;
+use crate::source::SettleError;
+
+/// With fewer lanes than this ready, the cursor looks further ahead for others.
+const LANES_AHEAD: usize = 8;
+
+/// How much of a queue is kept in memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Runs a lane may always keep in memory.
+    pub(super) runs_always: usize,
+    /// Runs a lane keeps in memory while there is room for all.
+    pub(super) runs_of_lane: usize,
+    /// Runs of all lanes in memory (2^18 are about 10 MiB).
+    pub(super) runs_of_all: usize,
+    /// How far the cursor looks ahead in one claim when something is ready already.
+    pub(super) rows_ahead: usize,
+    /// Rows the cursor reads at once.
+    pub(super) chunk: usize,
+    /// Runs of one lane that come back from the side index at once.
+    pub(super) refill: usize,
+}
+
+impl Limits {
+    pub(super) const USUAL: Self = Self {
+        runs_always: 16,
+        runs_of_lane: 1024,
+        runs_of_all: 1 << 18,
+        rows_ahead: 4096,
+        chunk: 1024,
+        refill: 512,
+    };
+    /// For tests: so small that every path is walked with a handful of messages.
+    pub(super) const TINY: Self = Self {
+        runs_always: 1,
+        runs_of_lane: 2,
+        runs_of_all: 6,
+        rows_ahead: 4,
+        chunk: 3,
+        refill: 2,
+    };
+}
+
+/// A place in the table of lanes.
+pub(super) type LaneId = u32;
+
+/// A stretch of the queue that belongs to one lane. `last` is its last row; how many rows are in
+/// between is `count`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) count: u64,
+    /// Not before then. Only a run of one has it.
+    pub(super) due: Option<Instant>,
+}
+
+impl Run {
+    fn one(seq: u64, due: Option<Instant>) -> Self {
+        Self {
+            first: seq,
+            last: seq,
+            count: 1,
+            due,
+        }
+    }
+
+    fn extend(&mut self, seq: u64) {
+        self.last = seq;
+        self.count += 1;
+    }
+}
+
+/// Where a lane is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Just made, locked, or empty but for what is out.
+    Aside,
+    /// In `ready`, once.
+    Ready,
+    /// Waits for the due entry with this stamp.
+    Held(u64),
+    /// A claim has it in its hands.
+    Claiming,
+}
+
+#[derive(Debug)]
+struct Lane {
+    name: Arc<[u8]>,
+    parallel: bool,
+    place: Place,
+    /// Given back: before everything in `runs`.
+    returned: BTreeSet<u64>,
+    /// Not handed out yet, in order.
+    runs: VecDeque<Run>,
+    /// So many runs are in the side index, behind `runs`.
+    aside: u64,
+    /// Messages that are out.
+    out: usize,
+    /// Messages in `returned`, `runs` and the side index.
+    waiting: u64,
+    /// Messages of a parallel lane that wait for their own delay; not in `waiting`.
+    later: usize,
+    /// A return's delay.
+    hold: Option<Instant>,
+}
+
+impl Lane {
+    fn is_empty(&self) -> bool {
+        self.waiting == 0 && self.later == 0 && self.out == 0
+    }
+
+    /// Whether the next message is only known to the side index.
+    fn wants_refill(&self) -> bool {
+        self.returned.is_empty() && self.runs.is_empty() && self.aside > 0
+    }
+
+    /// Until when the first waiting message must wait.
+    fn held_until(&self) -> Option<Instant> {
+        let head = match self.returned.is_empty() {
+            true => self.runs.front().and_then(|run| run.due),
+            false => None,
+        };
+        self.hold.max(head)
+    }
+
+    /// Takes about `room` messages from the front: returned ones one by one, runs whole. How much
+    /// of the last run is wanted is the caller's sum.
+    fn take(&mut self, mut room: u64, now: Instant) -> Vec<Run> {
+        let mut taken = Vec::new();
+        while room > 0 {
+            if let Some(seq) = self.returned.pop_first() {
+                taken.push(Run::one(seq, None));
+                room -= 1;
+                continue;
+            }
+            match self
+                .runs
+                .pop_front_if(|run| run.due.is_none_or(|due| due <= now))
+            {
+                Some(run) => {
+                    room = room.saturating_sub(run.count);
+                    taken.push(run);
+                }
+                None => break,
+            }
+        }
+        taken
+    }
+}
+
+/// What becomes due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Due {
+    /// The lane, if it still waits with this stamp.
+    Lane(LaneId, u64),
+    /// One message of a parallel lane.
+    Message(LaneId, u64),
+}
+
+/// A loan.
+#[derive(Debug)]
+struct Out {
+    lane: LaneId,
+    claim: u64,
+    state: Loan,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loan {
+    /// Not settled yet.
+    Open,
+    /// Its ack is on the way to the disk.
+    Acking,
+    /// Its row has left the queue with a store's transaction; the ack is a formality.
+    Gone,
+}
+
+/// What a claim has to do next.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Read rows behind `after`; `newest` is the newest known to be there.
+    Scan { after: u64, newest: u64 },
+    /// Read runs of these lanes from the side index.
+    Refill(Vec<LaneId>),
+    /// Read these messages.
+    Take(Vec<Pick>),
+    /// Nothing can be claimed now.
+    Wait,
+}
+
+/// What a claim takes of one lane.
+#[derive(Debug)]
+pub(super) struct Pick {
+    pub(super) lane: LaneId,
+    pub(super) key: Option<Key>,
+    pub(super) runs: Vec<Run>,
+    /// At most so many of them.
+    pub(super) take: u64,
+}
+
+/// What a claim got of a lane, and the runs it leaves.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) lane: LaneId,
+    pub(super) seqs: Vec<u64>,
+    /// Rows that were not there any more or cannot be read.
+    pub(super) missing: u64,
+    pub(super) rest: Vec<Run>,
+}
+
+/// The claim state of one queue.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    limits: Limits,
+    keyless: Keyless,
+    /// Every row up to here is known.
+    cursor: u64,
+    /// The newest row that was committed.
+    newest: u64,
+    /// The row the cursor passed last, and its lane: the next one of that lane continues its run.
+    tail: Option<(LaneId, u64)>,
+    lanes: Vec<Option<Lane>>,
+    free: Vec<LaneId>,
+    names: HashMap<Arc<[u8]>, LaneId>,
+    ready: VecDeque<LaneId>,
+    /// Waiting messages of the lanes in `ready`.
+    ready_messages: u64,
+    dues: BinaryHeap<Reverse<(Instant, Due)>>,
+    out: HashMap<u64, Out>,
+    /// Runs on their way to the side index.
+    overflow: Vec<(LaneId, Run)>,
+    /// Runs in memory, of all lanes.
+    runs: usize,
+    stamps: u64,
+    claims: u64,
+}
+
+impl Shelf {
+    /// Of a queue whose newest row is `newest` (0: none).
+    pub(super) fn new(newest: u64, limits: Limits) -> Self {
+        Self {
+            limits,
+            keyless: Keyless::Serial,
+            cursor: 0,
+            newest,
+            tail: None,
+            lanes: Vec::new(),
+            free: Vec::new(),
+            names: HashMap::new(),
+            ready: VecDeque::new(),
+            ready_messages: 0,
+            dues: BinaryHeap::new(),
+            out: HashMap::new(),
+            overflow: Vec::new(),
+            runs: 0,
+            stamps: 0,
+            claims: 0,
+        }
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Messages that are out.
+    pub(super) fn out(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Lanes in memory.
+    pub(super) fn lanes(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Rows up to `seq` were committed.
+    pub(super) fn published(&mut self, seq: u64) {
+        self.newest = self.newest.max(seq);
+    }
+
+    /// How keyless messages run; a change makes the caller read the queue anew.
+    pub(super) fn keyless(&self) -> Keyless {
+        self.keyless
+    }
+
+    /// Whether a claim would find something to do.
+    pub(super) fn may_claim(&mut self, now: Instant) -> bool {
+        self.tick(now);
+        !self.ready.is_empty() || !self.at_end()
+    }
+
+    /// When the next held lane is due.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.dues.peek().map(|Reverse((due, _))| *due)
+    }
+
+    /// Forgets what waits, so that the cursor reads it again; what is out stays out and keeps its
+    /// lane locked, holds stay. The side index must be emptied with it.
+    pub(super) fn rebuild(&mut self, keyless: Keyless, now: Instant) {
+        self.keyless = keyless;
+        self.cursor = 0;
+        self.tail = None;
+        self.ready.clear();
+        self.ready_messages = 0;
+        self.dues.clear();
+        self.overflow.clear();
+        self.runs = 0;
+        for id in 0..self.lanes.len() as LaneId {
+            let Some(lane) = &mut self.lanes[id as usize] else {
+                continue;
+            };
+            lane.parallel = keyless == Keyless::Parallel && key_of(&lane.name).is_none();
+            lane.place = Place::Aside;
+            lane.returned.clear();
+            lane.runs.clear();
+            lane.aside = 0;
+            lane.waiting = 0;
+            lane.later = 0;
+            lane.hold = lane.hold.filter(|hold| *hold > now);
+            // A held lane keeps its entry though it is empty for now: its hold must meet it again.
+            if lane.out == 0 && lane.hold.is_none() {
+                self.remove(id);
+            }
+        }
+    }
+
+    /// What a claim has to do next; `scanned` is how many rows it has read so far.
+    pub(super) fn step(&mut self, room: usize, scanned: usize, now: Instant) -> Step {
+        self.tick(now);
+        if self.wants_scan(room, scanned) {
+            return Step::Scan {
+                after: self.cursor,
+                newest: self.newest,
+            };
+        }
+        if self.ready.is_empty() {
+            return Step::Wait;
+        }
+        let shares = self.shares(room as u64);
+        let mut refills = Vec::new();
+        let mut picks = Vec::new();
+        for (id, share) in shares {
+            let lane = self.lane_mut(id);
+            lane.place = Place::Claiming;
+            match lane.wants_refill() {
+                true => refills.push(id),
+                false => picks.extend(self.pick(id, share, now)),
+            }
+        }
+        match refills.is_empty() {
+            true => Step::Take(picks),
+            false => {
+                // The lanes picked already wait for the next step, first in line.
+                for pick in picks.into_iter().rev() {
+                    self.put_back(pick.lane, pick.runs);
+                    self.make_ready_first(pick.lane);
+                }
+                Step::Refill(refills)
+            }
+        }
+    }
+
+    /// Read on while what is ready does not fill the room, or is all of a few lanes. The second
+    /// only so far: what is ready must not wait for a long way through one lane's backlog.
+    fn wants_scan(&self, room: usize, scanned: usize) -> bool {
+        let enough =
+            self.ready_messages >= room as u64 && self.ready.len() >= LANES_AHEAD.min(room);
+        !self.at_end() && !enough && (self.ready.is_empty() || scanned < self.limits.rows_ahead)
+    }
+
+    fn at_end(&self) -> bool {
+        self.cursor >= self.newest
+    }
+
+    /// Takes lanes from the ready ones, as many as the room allows, and divides the room evenly;
+    /// what one lane does not need goes to the others. While the cursor has not seen everything
+    /// no lane gets more than half: there may be others.
+    fn shares(&mut self, room: u64) -> Vec<(LaneId, u64)> {
+        let most = if self.at_end() {
+            room
+        } else {
+            room.div_ceil(2)
+        };
+        let lanes = self.ready.len().min(room as usize);
+        let mut shares: Vec<(LaneId, u64)> = Vec::with_capacity(lanes);
+        for _ in 0..lanes {
+            let id = self.ready.pop_front().expect("counted");
+            self.ready_messages -= self.lane(id).waiting;
+            shares.push((id, 0));
+        }
+        let mut left = room;
+        let mut hungry: Vec<usize> = (0..lanes).collect();
+        while left > 0 && !hungry.is_empty() {
+            let part = (left / hungry.len() as u64).max(1);
+            hungry.retain(|&at| {
+                let (id, share) = &mut shares[at];
+                let waiting = self.lanes[*id as usize]
+                    .as_ref()
+                    .map_or(0, |lane| lane.waiting);
+                let limit = waiting.min(most);
+                let more = part.min(left).min(limit - *share);
+                *share += more;
+                left -= more;
+                *share < limit
+            });
+        }
+        shares
+    }
+
+    fn pick(&mut self, id: LaneId, share: u64, now: Instant) -> Option<Pick> {
+        let lane = self.lane_mut(id);
+        debug_assert!(lane.parallel || lane.out == 0, "a locked lane is not ready");
+        let before = lane.runs.len();
+        let runs = lane.take(share, now);
+        let key = key_of(&lane.name);
+        let popped = before - lane.runs.len();
+        self.runs -= popped;
+        if runs.is_empty() {
+            self.release(id, now);
+            return None;
+        }
+        Some(Pick {
+            lane: id,
+            key,
+            runs,
+            take: share,
+        })
+    }
+
+    /// A row behind the cursor.
+    pub(super) fn arrived(&mut self, seq: u64, name: &[u8], due: Option<Instant>, now: Instant) {
+        self.cursor = seq;
+        if self.out.contains_key(&seq) {
+            // Read again after a rebuild. A run must not reach over it.
+            self.tail = None;
+            return;
+        }
+        let id = self.lane_named(name);
+        if let Some(due) = due
+            && self.lane(id).parallel
+        {
+            self.tail = None;
+            self.lane_mut(id).later += 1;
+            self.dues.push(Reverse((due, Due::Message(id, seq))));
+            return;
+        }
+        if due.is_some() || !self.continue_run(id, seq) {
+            self.append(id, Run::one(seq, due));
+        }
+        self.tail = due.is_none().then_some((id, seq));
+        let lane = self.lane_mut(id);
+        lane.waiting += 1;
+        match lane.place {
+            Place::Ready => self.ready_messages += 1,
+            Place::Aside => self.replace(id, now),
+            Place::Held(_) | Place::Claiming => {}
+        }
+    }
+
+    /// A row that cannot be read: the cursor passes it, and no run reaches over it.
+    pub(super) fn passed(&mut self, seq: u64) {
+        self.cursor = seq;
+        self.tail = None;
+    }
+
+    /// A scan that began when `newest` was the newest row has seen all there was.
+    pub(super) fn seen_all(&mut self, newest: u64) {
+        self.cursor = self.cursor.max(newest);
+    }
+
+    /// Only the run that ends with the row right before this one may go on: a run with another
+    /// lane's row in it would hand that out too.
+    fn continue_run(&mut self, id: LaneId, seq: u64) -> bool {
+        let Some((_, before)) = self.tail.filter(|(lane, _)| *lane == id) else {
+            return false;
+        };
+        let lane = self.lanes[id as usize].as_mut().expect("a live lane");
+        let last = match lane.aside {
+            0 => lane.runs.back_mut(),
+            _ => match self.overflow.last_mut() {
+                Some((of, run)) if *of == id => Some(run),
+                _ => None,
+            },
+        };
+        match last {
+            Some(run) if run.last == before && run.due.is_none() => {
+                run.extend(seq);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn append(&mut self, id: LaneId, run: Run) {
+        let (limits, all) = (self.limits, self.runs);
+        let lane = self.lane_mut(id);
+        let own = lane.runs.len();
+        let room =
+            own < limits.runs_always || (own < limits.runs_of_lane && all < limits.runs_of_all);
+        if lane.aside == 0 && room {
+            lane.runs.push_back(run);
+            self.runs += 1;
+        } else {
+            lane.aside += 1;
+            self.overflow.push((id, run));
+        }
+    }
+
+    /// What has to go to the side index, before anything else is done.
+    pub(super) fn take_overflow(&mut self) -> Vec<(LaneId, Run)> {
+        std::mem::take(&mut self.overflow)
+    }
+
+    /// The side index's next runs of a lane.
+    pub(super) fn refilled(&mut self, id: LaneId, runs: Vec<Run>, now: Instant) {
+        self.runs += runs.len();
+        let lane = self.lane_mut(id);
+        lane.aside -= (runs.len() as u64).min(lane.aside);
+        if runs.is_empty() {
+            // Cannot be, and must not be waited for if it is: count only what is there.
+            lane.aside = 0;
+            lane.waiting = lane.returned.len() as u64;
+        }
+        lane.runs.extend(runs);
+        self.release(id, now);
+    }
+
+    /// What a claim took is out from now on. Answers the claim's number.
+    pub(super) fn claimed(&mut self, taken: Vec<Taken>, now: Instant) -> u64 {
+        self.claims += 1;
+        let claim = self.claims;
+        let mut unserved = Vec::new();
+        for taken in taken {
+            let served = !taken.seqs.is_empty() || taken.missing > 0;
+            let lane = self.lane_mut(taken.lane);
+            lane.out += taken.seqs.len();
+            lane.waiting -= (taken.seqs.len() as u64 + taken.missing).min(lane.waiting);
+            for seq in taken.seqs {
+                let out = Out {
+                    lane: taken.lane,
+                    claim,
+                    state: Loan::Open,
+                };
+                self.out.insert(seq, out);
+            }
+            self.put_back(taken.lane, taken.rest);
+            match served {
+                true => self.release(taken.lane, now),
+                false => unserved.push(taken.lane),
+            }
+        }
+        // The room was used up before their turn came: they are first next time.
+        for id in unserved.into_iter().rev() {
+            self.make_ready_first(id);
+        }
+        claim
+    }
+
+    /// What a claim took and did not use goes back to the front. Where returned messages are left
+    /// it was made of such, and belongs among them: they come before all runs.
+    fn put_back(&mut self, id: LaneId, rest: Vec<Run>) {
+        let lane = self.lane_mut(id);
+        if !lane.parallel && !lane.returned.is_empty() {
+            debug_assert!(rest.iter().all(|run| run.count == 1));
+            lane.returned.extend(rest.into_iter().map(|run| run.first));
+            return;
+        }
+        self.runs += rest.len();
+        let lane = self.lane_mut(id);
+        for run in rest.into_iter().rev() {
+            lane.runs.push_front(run);
+        }
+    }
+
+    /// An ack begins: the message stays out until [`Shelf::acked`]. Answers whether there is a row
+    /// to delete.
+    pub(super) fn acking(
+        &mut self,
+        seq: u64,
+        claim: u64,
+        now: Instant,
+    ) -> Result<bool, SettleError> {
+        let out = self.open_loan(seq, claim)?;
+        if out.state == Loan::Gone {
+            self.settle(seq, now);
+            return Ok(false);
+        }
+        out.state = Loan::Acking;
+        Ok(true)
+    }
+
+    /// The ack is on disk.
+    pub(super) fn acked(&mut self, seqs: &[u64], now: Instant) {
+        for seq in seqs {
+            self.settle(*seq, now);
+        }
+    }
+
+    /// The ack could not be written: the loan goes on.
+    pub(super) fn ack_failed(&mut self, seqs: &[u64]) {
+        for seq in seqs {
+            if let Some(out) = self.out.get_mut(seq) {
+                out.state = Loan::Open;
+            }
+        }
+    }
+
+    /// The message comes again, in its place; its lane waits until `hold`.
+    pub(super) fn give_back(
+        &mut self,
+        seq: u64,
+        claim: u64,
+        hold: Option<Instant>,
+        now: Instant,
+    ) -> Result<(), SettleError> {
+        let out = self.open_loan(seq, claim)?;
+        let (id, gone) = (out.lane, out.state == Loan::Gone);
+        self.out.remove(&seq);
+        let lane = self.lane_mut(id);
+        lane.out -= 1;
+        match hold {
+            // A store has it: it does not come again.
+            _ if gone => {}
+            Some(due) if lane.parallel => {
+                lane.later += 1;
+                self.dues.push(Reverse((due, Due::Message(id, seq))));
+            }
+            hold => {
+                lane.hold = lane.hold.max(hold);
+                self.return_one(id, seq);
+            }
+        }
+        self.replace(id, now);
+        Ok(())
+    }
+
+    /// Whether the loan still stands.
+    pub(super) fn is_open(&self, seq: u64, claim: u64) -> bool {
+        self.out.get(&seq).is_some_and(|out| out.claim == claim)
+    }
+
+    /// A store's transaction took these rows out of the queue.
+    pub(super) fn gone(&mut self, seqs: &[u64]) {
+        for seq in seqs {
+            if let Some(out) = self.out.get_mut(seq) {
+                out.state = Loan::Gone;
+            }
+        }
+    }
+
+    fn open_loan(&mut self, seq: u64, claim: u64) -> Result<&mut Out, SettleError> {
+        match self.out.get_mut(&seq) {
+            Some(out) if out.claim == claim && out.state != Loan::Acking => Ok(out),
+            _ => Err(SettleError::Lost(format!(
+                "message {seq} was settled already"
+            ))),
+        }
+    }
+
+    fn settle(&mut self, seq: u64, now: Instant) {
+        if let Some(out) = self.out.remove(&seq) {
+            self.lane_mut(out.lane).out -= 1;
+            self.replace(out.lane, now);
+        }
+    }
+
+    fn return_one(&mut self, id: LaneId, seq: u64) {
+        let lane = self.lane_mut(id);
+        lane.returned.insert(seq);
+        lane.waiting += 1;
+        if lane.place == Place::Ready {
+            self.ready_messages += 1;
+        }
+    }
+
+    /// Lanes and messages whose time has come become ready.
+    fn tick(&mut self, now: Instant) {
+        while let Some(Reverse((due, what))) = self.dues.peek().copied() {
+            if due > now {
+                return;
+            }
+            self.dues.pop();
+            match what {
+                Due::Lane(id, stamp) => {
+                    let held = |lane: &Lane| lane.place == Place::Held(stamp);
+                    if self.lanes[id as usize].as_ref().is_some_and(held) {
+                        self.lane_mut(id).place = Place::Aside;
+                        self.replace(id, now);
+                    }
+                }
+                Due::Message(id, seq) => {
+                    self.lane_mut(id).later -= 1;
+                    self.return_one(id, seq);
+                    self.replace(id, now);
+                }
+            }
+        }
+    }
+
+    /// A claim is done with the lane.
+    fn release(&mut self, id: LaneId, now: Instant) {
+        self.lane_mut(id).place = Place::Aside;
+        self.replace(id, now);
+    }
+
+    /// Puts a lane where it belongs now: gone, aside, held or at the end of the ready ones. One
+    /// that is ready or in a claim's hands stays so.
+    fn replace(&mut self, id: LaneId, now: Instant) {
+        let lane = self.lane_mut(id);
+        if matches!(lane.place, Place::Ready | Place::Claiming) {
+            return;
+        }
+        lane.place = Place::Aside;
+        lane.hold = lane.hold.filter(|hold| *hold > now);
+        if lane.is_empty() {
+            return self.remove(id);
+        }
+        let locked = lane.out > 0 && !lane.parallel;
+        if locked || lane.waiting == 0 {
+            return;
+        }
+        match lane.held_until().filter(|until| *until > now) {
+            Some(until) => self.hold(id, until),
+            None => {
+                lane.place = Place::Ready;
+                self.ready_messages += lane.waiting;
+                self.ready.push_back(id);
+            }
+        }
+    }
+
+    fn make_ready_first(&mut self, id: LaneId) {
+        let lane = self.lane_mut(id);
+        lane.place = Place::Ready;
+        self.ready_messages += lane.waiting;
+        self.ready.push_front(id);
+    }
+
+    fn hold(&mut self, id: LaneId, until: Instant) {
+        self.stamps += 1;
+        let stamp = self.stamps;
+        self.lane_mut(id).place = Place::Held(stamp);
+        self.dues.push(Reverse((until, Due::Lane(id, stamp))));
+    }
+
+    fn lane_named(&mut self, name: &[u8]) -> LaneId {
+        if let Some(id) = self.names.get(name) {
+            return *id;
+        }
+        let name: Arc<[u8]> = Arc::from(name);
+        let lane = Lane {
+            parallel: self.keyless == Keyless::Parallel && key_of(&name).is_none(),
+            name: name.clone(),
+            place: Place::Aside,
+            returned: BTreeSet::new(),
+            runs: VecDeque::new(),
+            aside: 0,
+            out: 0,
+            waiting: 0,
+            later: 0,
+            hold: None,
+        };
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.lanes[id as usize] = Some(lane);
+                id
+            }
+            None => {
+                self.lanes.push(Some(lane));
+                (self.lanes.len() - 1) as LaneId
+            }
+        };
+        self.names.insert(name, id);
+        id
+    }
+
+    fn remove(&mut self, id: LaneId) {
+        if let Some(lane) = self.lanes[id as usize].take() {
+            self.names.remove(&lane.name);
+            self.free.push(id);
+            self.tail = self.tail.filter(|(lane, _)| *lane != id);
+        }
+    }
+
+    fn lane(&self, id: LaneId) -> &Lane {
+        self.lanes[id as usize].as_ref().expect("a live lane")
+    }
+
+    fn lane_mut(&mut self, id: LaneId) -> &mut Lane {
+        self.lanes[id as usize].as_mut().expect("a live lane")
+    }
+}
+
+/// A lane's name within its queue: pool and key as one string of bytes.
+pub(super) fn lane_name(into: &mut Vec<u8>, pool: Option<&str>, key: Option<&[u8]>) {
+    into.clear();
+    let pool_length = pool.map_or(0, |pool| pool.len() as u32 + 1);
+    into.extend_from_slice(&pool_length.to_le_bytes());
+    into.extend_from_slice(pool.unwrap_or_default().as_bytes());
+    if let Some(key) = key {
+        into.push(1);
+        into.extend_from_slice(key);
+    }
+}
+
+/// The key in a lane's name.
+fn key_of(name: &[u8]) -> Option<Key> {
+    let (length, rest) = name.split_first_chunk::<4>()?;
+    let pool = u32::from_le_bytes(*length).saturating_sub(1) as usize;
+    rest.get(pool..)?
+        .split_first()
+        .map(|(_, key)| Key::new(key))
+}

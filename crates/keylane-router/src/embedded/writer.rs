@@ -1,0 +1,466 @@
+//! The one thread that writes: it takes all commands that wait, runs them in one transaction and
+//! answers each when that is on disk.
+//!
+//! Commit when the writer is free, no linger: under load many commands share one sync, alone a
+//! command waits for nobody. Commands are run, become durable and are answered in the order in
+//! which they were submitted.
+
+use std::path::PathBuf;
+use std::sync::mpsc;
+
+use rusqlite::{Connection, ErrorCode};
+use tokio::sync::oneshot;
+
+use super::dedup::Dedup;
+use super::lock::FolderLock;
+use super::schema::{self, Durability, classify};
+use super::{OpenError, clock::Moment};
+use crate::store::StoreError;
+
+/// A group takes about this many bytes; what waits beyond goes into the next transaction.
+const GROUP_BYTES: usize = 8 << 20;
+
+/// What a command fails with.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Sql(rusqlite::Error),
+    Store(StoreError),
+    /// The same id was published with another body.
+    Conflict(std::sync::Arc<str>),
+}
+
+impl From<rusqlite::Error> for Failure {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sql(error)
+    }
+}
+
+impl Failure {
+    pub(super) fn into_store_error(self) -> StoreError {
+        match self {
+            Self::Sql(error) => classify(&error),
+            Self::Store(error) => error,
+            Self::Conflict(id) => StoreError::Unwritable(format!("id `{id}` was used before")),
+        }
+    }
+}
+
+/// Something to be written. `apply` may run more than once (a group that broke is run again
+/// without its culprit) and changes nothing but the transaction; what is in memory follows in
+/// `finish`, once it is on disk.
+pub(super) trait Write: Send {
+    /// About how much it writes.
+    fn bytes(&self) -> usize;
+    /// Whether it needs room; what only deletes is let through when the disk is full.
+    fn grows(&self) -> bool;
+    /// When it was submitted.
+    fn moment(&self) -> Moment;
+    fn apply(&mut self, tx: &mut Tx<'_>) -> Result<(), Failure>;
+    /// On the writer's thread, in the order of submission, after the commit or instead of it.
+    fn finish(self: Box<Self>, result: Result<(), Failure>);
+}
+
+/// What a command may touch while the transaction is open.
+pub(super) struct Tx<'a> {
+    pub(super) sql: &'a Connection,
+    pub(super) dedup: &'a mut Dedup,
+    pub(super) budget: &'a mut Budget,
+    next_seq: &'a mut u64,
+}
+
+impl Tx<'_> {
+    /// The next number of the file's one sequence. What a rollback wastes is not used again.
+    pub(super) fn next_seq(&mut self) -> u64 {
+        let seq = *self.next_seq;
+        *self.next_seq += 1;
+        seq
+    }
+}
+
+/// How much the stores hold, against what they may hold.
+#[derive(Debug)]
+pub(super) struct Budget {
+    pub(super) limit: u64,
+    pub(super) used: i64,
+}
+
+impl Budget {
+    /// Counts `bytes` more, or says that they are too many.
+    pub(super) fn take(&mut self, bytes: i64) -> Result<(), Failure> {
+        let limit = self.limit;
+        if self.used.saturating_add(bytes) > i64::try_from(limit).unwrap_or(i64::MAX) {
+            return Err(Failure::Store(StoreError::Full(format!(
+                "dead letters and parked keys have reached store_budget ({limit} bytes); raise it, or trim or replay what is stored"
+            ))));
+        }
+        self.used += bytes;
+        Ok(())
+    }
+
+    /// What left the stores.
+    pub(super) fn release(&mut self, bytes: i64) {
+        self.used -= bytes;
+    }
+}
+
+enum Command {
+    Write(Box<dyn Write>),
+    Pragma(String, oneshot::Sender<Result<(), StoreError>>),
+    Close(oneshot::Sender<()>),
+}
+
+/// The submitting side. The channel is not bounded itself: each entry is one that somebody awaits,
+/// so it holds at most one per publisher, settler or store call under way.
+#[derive(Clone, Debug)]
+pub(super) struct Writer {
+    commands: mpsc::Sender<Command>,
+}
+
+impl Writer {
+    pub(super) fn submit(&self, write: impl Write + 'static) {
+        if let Err(mpsc::SendError(Command::Write(write))) =
+            self.commands.send(Command::Write(Box::new(write)))
+        {
+            write.finish(Err(Failure::Store(StoreError::Closed)));
+        }
+    }
+
+    /// Submits at once (so calls keep their order); the future answers when it is on disk. `after`
+    /// runs on the writer's thread between the commit and the answer.
+    pub(super) fn call<T: Send + 'static>(
+        &self,
+        moment: Moment,
+        bytes: usize,
+        grows: bool,
+        work: impl FnMut(&mut Tx<'_>) -> Result<T, Failure> + Send + 'static,
+        after: impl FnOnce(&T) + Send + 'static,
+    ) -> Pending<T> {
+        let (send, receive) = oneshot::channel();
+        self.submit(Call {
+            moment,
+            bytes,
+            grows,
+            work,
+            after,
+            value: None,
+            send,
+        });
+        Pending(receive)
+    }
+
+    /// For tests: sets something on the connection that writes.
+    pub(super) async fn pragma(&self, pragma: String) -> Result<(), StoreError> {
+        let (send, receive) = oneshot::channel();
+        let _ = self.commands.send(Command::Pragma(pragma, send));
+        receive.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// Everything submitted before is written, the log is folded into the file, the lock released.
+    pub(super) async fn close(&self) {
+        let (send, receive) = oneshot::channel();
+        let _ = self.commands.send(Command::Close(send));
+        // Closed already: the sender is gone, and that is what was asked for.
+        let _ = receive.await;
+    }
+}
+
+/// A write that was submitted. Dropped, it is written all the same.
+pub(super) struct Pending<T>(oneshot::Receiver<Result<T, Failure>>);
+
+impl<T> Pending<T> {
+    pub(super) async fn durable(self) -> Result<T, StoreError> {
+        // A writer that is gone has dropped the sender.
+        let answer = self.0.await.map_err(|_| StoreError::Closed)?;
+        answer.map_err(Failure::into_store_error)
+    }
+}
+
+struct Call<T, W, A> {
+    moment: Moment,
+    bytes: usize,
+    grows: bool,
+    work: W,
+    after: A,
+    value: Option<T>,
+    send: oneshot::Sender<Result<T, Failure>>,
+}
+
+impl<T, W, A> Write for Call<T, W, A>
+where
+    T: Send,
+    W: FnMut(&mut Tx<'_>) -> Result<T, Failure> + Send,
+    A: FnOnce(&T) + Send,
+{
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn grows(&self) -> bool {
+        self.grows
+    }
+
+    fn moment(&self) -> Moment {
+        self.moment
+    }
+
+    fn apply(&mut self, tx: &mut Tx<'_>) -> Result<(), Failure> {
+        self.value = Some((self.work)(tx)?);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>, result: Result<(), Failure>) {
+        let Self {
+            value, after, send, ..
+        } = *self;
+        let result = result.map(|()| value.expect("applied before it is finished"));
+        if let Ok(value) = &result {
+            after(value);
+        }
+        // Nobody listens any more: what is written stays written.
+        let _ = send.send(result);
+    }
+}
+
+/// What the thread owns.
+pub(super) struct State {
+    pub(super) file: PathBuf,
+    pub(super) durability: Durability,
+    /// `None` after an error that a fresh connection may cure.
+    pub(super) connection: Option<Connection>,
+    pub(super) dedup: Dedup,
+    pub(super) budget: Budget,
+    pub(super) next_seq: u64,
+    /// Released when the thread has ended, after the last write.
+    pub(super) lock: FolderLock,
+}
+
+impl State {
+    /// Starts the thread. It ends when it is closed or the last submitter is gone.
+    pub(super) fn start(self) -> Result<Writer, OpenError> {
+        let (send, receive) = mpsc::channel();
+        let file = self.file.clone();
+        std::thread::Builder::new()
+            .name("keylane-writer".into())
+            .spawn(move || self.run(&receive))
+            .map_err(|source| OpenError::Folder { path: file, source })?;
+        Ok(Writer { commands: send })
+    }
+
+    fn run(mut self, commands: &mpsc::Receiver<Command>) {
+        let mut next = commands.recv().ok();
+        while let Some(command) = next.take() {
+            match command {
+                Command::Write(first) => {
+                    let (group, rest) = gather(first, commands);
+                    self.run_group(group);
+                    next = rest;
+                }
+                Command::Pragma(pragma, answer) => {
+                    let _ = answer.send(self.run_pragma(&pragma));
+                }
+                Command::Close(done) => {
+                    self.close();
+                    let _ = done.send(());
+                    return;
+                }
+            }
+            next = next.or_else(|| commands.recv().ok());
+        }
+    }
+
+    /// Runs a group until something of it is committed or all of it has failed.
+    fn run_group(&mut self, mut group: Vec<Box<dyn Write>>) {
+        while !group.is_empty() {
+            match self.try_group(&mut group) {
+                Ok(results) => {
+                    for (write, result) in group.into_iter().zip(results) {
+                        write.finish(result);
+                    }
+                    return;
+                }
+                Err(error) => group = self.after_break(group, error),
+            }
+        }
+    }
+
+    /// The whole transaction is undone. With the disk full, what only deletes is tried again
+    /// alone, for that makes room; everything else has failed.
+    fn after_break(
+        &mut self,
+        group: Vec<Box<dyn Write>>,
+        error: rusqlite::Error,
+    ) -> Vec<Box<dyn Write>> {
+        let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
+        self.recover(&error);
+        let retry = full && group.iter().any(|write| write.grows());
+        let (again, failed): (Vec<_>, Vec<_>) =
+            group.into_iter().partition(|write| retry && !write.grows());
+        let error = classify(&error);
+        tracing::warn!(%error, failed = failed.len(), "writing keylane.db failed");
+        for write in failed {
+            write.finish(Err(Failure::Store(error.clone())));
+        }
+        again
+    }
+
+    /// Makes the connection usable again, or drops it so that the next group opens a new one.
+    fn recover(&mut self, error: &rusqlite::Error) {
+        let Some(connection) = &self.connection else {
+            return;
+        };
+        let undone = connection.is_autocommit() || connection.execute_batch("ROLLBACK").is_ok();
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DiskFull) if undone => {
+                // The log's own space can be used again once it is folded into the file.
+                let _ = checkpoint(connection, "RESTART");
+            }
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) if undone => {}
+            // Settings made by a test stay; a fresh connection would lose them.
+            Some(ErrorCode::ReadOnly) if undone => {}
+            _ => self.connection = None,
+        }
+    }
+
+    /// One transaction: each command in a savepoint of its own, so that one that fails, fails
+    /// alone. An error is one that undid the whole transaction.
+    fn try_group(
+        &mut self,
+        group: &mut [Box<dyn Write>],
+    ) -> Result<Vec<Result<(), Failure>>, rusqlite::Error> {
+        let mark = self.dedup.mark();
+        let used = self.budget.used;
+        let result = self.transact(group);
+        match result {
+            Ok(_) => self.dedup.committed(),
+            Err(_) => {
+                self.dedup.undo(mark);
+                self.budget.used = used;
+            }
+        }
+        result
+    }
+
+    fn transact(
+        &mut self,
+        group: &mut [Box<dyn Write>],
+    ) -> Result<Vec<Result<(), Failure>>, rusqlite::Error> {
+        self.reopen()?;
+        let Self {
+            connection,
+            dedup,
+            budget,
+            next_seq,
+            ..
+        } = self;
+        let sql: &Connection = connection.as_ref().expect("just reopened");
+        let first_seq = *next_seq;
+        let last_moment = group.last().expect("a group is not empty").moment();
+        run(sql, "BEGIN IMMEDIATE")?;
+        let mut tx = Tx {
+            sql,
+            dedup,
+            budget,
+            next_seq,
+        };
+        let mut results = Vec::with_capacity(group.len());
+        for write in group {
+            results.push(apply_alone(write.as_mut(), &mut tx)?);
+        }
+        if *tx.next_seq != first_seq {
+            sql.prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_seq'")?
+                .execute([*tx.next_seq as i64])?;
+            tx.dedup.purge(sql, last_moment.now)?;
+        }
+        run(sql, "COMMIT")?;
+        Ok(results)
+    }
+
+    fn reopen(&mut self) -> Result<(), rusqlite::Error> {
+        if self.connection.is_none() {
+            self.connection = Some(schema::reopen_writer(&self.file, self.durability)?);
+        }
+        Ok(())
+    }
+
+    fn run_pragma(&mut self, pragma: &str) -> Result<(), StoreError> {
+        self.reopen()
+            .and_then(|()| {
+                let connection = self.connection.as_ref().expect("just reopened");
+                connection
+                    .query_row(pragma, [], |_| Ok(()))
+                    .or_else(|error| match error {
+                        rusqlite::Error::QueryReturnedNoRows => Ok(()),
+                        error => Err(error),
+                    })
+            })
+            .map_err(|error| classify(&error))
+    }
+
+    fn close(self) {
+        if let Some(connection) = self.connection {
+            if let Err(error) = checkpoint(&connection, "TRUNCATE") {
+                tracing::warn!(%error, "the log could not be folded into keylane.db; the next start does it");
+            }
+            drop(connection);
+        }
+        drop(self.lock);
+    }
+}
+
+/// The first command and what waits behind it, up to a size; and a command that ends the group.
+fn gather(
+    first: Box<dyn Write>,
+    commands: &mpsc::Receiver<Command>,
+) -> (Vec<Box<dyn Write>>, Option<Command>) {
+    let mut bytes = first.bytes();
+    let mut group = vec![first];
+    while bytes < GROUP_BYTES {
+        match commands.try_recv() {
+            Ok(Command::Write(write)) => {
+                bytes += write.bytes();
+                group.push(write);
+            }
+            Ok(other) => return (group, Some(other)),
+            Err(_) => break,
+        }
+    }
+    (group, None)
+}
+
+/// Runs one command in its savepoint. The outer error has undone the whole transaction.
+fn apply_alone(
+    write: &mut dyn Write,
+    tx: &mut Tx<'_>,
+) -> Result<Result<(), Failure>, rusqlite::Error> {
+    let mark = tx.dedup.mark();
+    let used = tx.budget.used;
+    run(tx.sql, "SAVEPOINT one")?;
+    let result = write.apply(tx);
+    if let Err(failure) = &result {
+        if tx.sql.is_autocommit() {
+            return Err(undone_by(failure));
+        }
+        run(tx.sql, "ROLLBACK TO one")?;
+        tx.dedup.undo(mark);
+        tx.budget.used = used;
+    }
+    run(tx.sql, "RELEASE one")?;
+    Ok(result)
+}
+
+/// SQLite undid everything while this command ran: that is the whole group's error.
+fn undone_by(failure: &Failure) -> rusqlite::Error {
+    let code = match failure {
+        Failure::Sql(rusqlite::Error::SqliteFailure(error, _)) => *error,
+        _ => rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT),
+    };
+    rusqlite::Error::SqliteFailure(code, None)
+}
+
+fn run(sql: &Connection, statement: &str) -> Result<(), rusqlite::Error> {
+    sql.prepare_cached(statement)?.execute([]).map(drop)
+}
+
+fn checkpoint(connection: &Connection, mode: &str) -> Result<(), rusqlite::Error> {
+    connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |_| Ok(()))
+}

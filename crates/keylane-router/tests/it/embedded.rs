@@ -1,0 +1,4 @@
+//! The embedded queue and its stores, on real files.
+
+mod clock;
+mod model;
