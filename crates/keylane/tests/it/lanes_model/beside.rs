@@ -26,8 +26,6 @@ pub(super) struct Beside {
     pub(super) tickets: Vec<Ticket>,
     pub(super) out: Vec<Out>,
     ids: Vec<ItemId>,
-    /// Which keys lived before this step.
-    lived: Vec<bool>,
     /// What this step lets in by taking it out.
     taken: Vec<u64>,
 }
@@ -40,15 +38,12 @@ impl Beside {
             tickets: Vec::new(),
             out: Vec::new(),
             ids: Vec::new(),
-            lived: Vec::new(),
             taken: Vec::new(),
         }
     }
 
     pub(super) fn step(&mut self, step: Step) -> Checked {
-        let (visited, keys) = (self.lanes.visited(), self.model.keys());
-        self.lived.clear();
-        self.lived.extend(keys.map(|key| self.model.live(key)));
+        let visited = self.lanes.visited();
         self.taken.clear();
         let asked = self.perform(step)?;
         check!(checks::l13_only_lanes_that_are_asked_are_looked_at(
@@ -195,10 +190,12 @@ impl Beside {
         if ticket.sequence() != seq || *self.lanes.key_of(&ticket) != key {
             return Err(format!("{ticket:?} is not of lane {key}, item {seq}"));
         }
+        let rates = check!(checks::l12_both_rates_allow_the_start(&self.model, key));
         self.taken.push(seq);
         self.tickets.push(ticket);
         self.model.start(key);
-        checks::after_a_start(&self.model, key)
+        checks::after_a_start(&self.model, key)?;
+        rates
     }
 
     /// One of the tickets that are out, if any.
@@ -228,16 +225,12 @@ impl Beside {
     fn flush_from(&mut self, nth: usize, put_back: bool) -> Checked {
         if let Some(ticket) = self.ticket(nth) {
             let seq = ticket.sequence();
-            // What the lane is left with decides, so the item ends last.
-            let key = self.model.records[seq as usize].key;
-            let flush = self.model.of(key).flush;
-            self.model.end(seq, Place::Resolved);
+            let key = self.model.end(seq, Place::Resolved);
             if put_back {
                 self.model.put_back(seq, Hold::Free);
             }
             self.model.want_flush(key);
             self.lanes.flush_from(ticket, put_back.then_some(Job(seq)));
-            debug_assert!(flush != Flush::Out, "nothing runs while a flush is out");
         }
         Ok(())
     }
