@@ -5,3 +5,5 @@ mod dispatch;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod parse;
+#[cfg(feature = "embedded")]
+mod router;

@@ -1,0 +1,214 @@
+//! A source of the tests: no key lock, no delay, no return in order, acks that fail on request.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use keylane_router::message::{BrokerId, Identity, Key};
+use keylane_router::source::{
+    BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError,
+};
+use tokio::sync::{mpsc, watch};
+
+/// What happened to a message: its id and the receipt it was settled with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    Acked(u64, u64),
+    Returned(u64, u64),
+}
+
+pub(crate) struct TestSource {
+    name: Arc<str>,
+    features: Features,
+    batches: mpsc::UnboundedReceiver<Vec<Received<Receipt>>>,
+    settler: TestSettler,
+}
+
+/// Message id and which delivery of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Receipt(pub(crate) u64, pub(crate) u64);
+
+#[derive(Clone)]
+pub(crate) struct TestSettler {
+    settled: Arc<Mutex<Vec<Settled>>>,
+    changed: Arc<watch::Sender<usize>>,
+    /// How many of the next acks fail.
+    pub(crate) failing_acks: Arc<AtomicU64>,
+}
+
+/// The broker's side.
+pub(crate) struct Feeder {
+    name: Arc<str>,
+    batches: mpsc::UnboundedSender<Vec<Received<Receipt>>>,
+    next_batch: AtomicU64,
+    deliveries: AtomicU64,
+    pub(crate) settler: TestSettler,
+}
+
+/// One message to feed: id, key, body.
+pub(crate) struct Fed<'a> {
+    pub(crate) id: u64,
+    pub(crate) key: Option<&'a str>,
+    pub(crate) body: String,
+}
+
+pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
+    let name: Arc<str> = name.into();
+    let (sender, batches) = mpsc::unbounded_channel();
+    let settler = TestSettler {
+        settled: Arc::default(),
+        changed: Arc::new(watch::channel(0).0),
+        failing_acks: Arc::default(),
+    };
+    let features = Features {
+        kind: "test",
+        identity: true,
+        ordered_return: false,
+        delayed_return: false,
+        key_lock: false,
+        dead_letter: false,
+        lease: None,
+        confirmed_acks: false,
+        positions: true,
+        keyless_serial: false,
+    };
+    let source = TestSource {
+        name: name.clone(),
+        features,
+        batches,
+        settler: settler.clone(),
+    };
+    let feeder = Feeder {
+        name,
+        batches: sender,
+        next_batch: AtomicU64::new(1),
+        deliveries: AtomicU64::new(1),
+        settler,
+    };
+    (source, feeder)
+}
+
+impl TestSource {
+    /// As a broker that takes messages back in order, with a delay.
+    pub(crate) fn returning(mut self) -> Self {
+        self.features.ordered_return = true;
+        self.features.delayed_return = true;
+        self
+    }
+
+    /// Keyless messages one after the other.
+    pub(crate) fn serial(mut self) -> Self {
+        self.features.keyless_serial = true;
+        self
+    }
+}
+
+impl Feeder {
+    /// Hands out one batch; answers the number of its first delivery.
+    pub(crate) fn feed(&self, batch: Vec<Fed<'_>>) -> u64 {
+        let number = BatchId(self.next_batch.fetch_add(1, Ordering::Relaxed));
+        let first = self.deliveries.load(Ordering::Relaxed);
+        let received = batch.into_iter().map(|fed| Received {
+            identity: Identity {
+                source: self.name.clone(),
+                id: BrokerId::Sequence(fed.id),
+            },
+            key: fed.key.map(Key::from),
+            position: Some(fed.id),
+            batch: number,
+            body: fed.body.into(),
+            headers: Vec::new(),
+            receipt: Receipt(fed.id, self.deliveries.fetch_add(1, Ordering::Relaxed)),
+        });
+        self.batches
+            .send(received.collect())
+            .expect("the source is read");
+        first
+    }
+
+    /// Waits until this many settlements have arrived.
+    pub(crate) async fn settled(&self, count: usize) -> Vec<Settled> {
+        let mut changed = self.settler.changed.subscribe();
+        changed
+            .wait_for(|done| *done >= count)
+            .await
+            .expect("the sender is ours");
+        self.settler.settled.lock().unwrap().clone()
+    }
+}
+
+impl TestSettler {
+    fn note(&self, settled: Settled) {
+        let mut all = self.settled.lock().unwrap();
+        all.push(settled);
+        self.changed.send_replace(all.len());
+    }
+
+    fn fails(&self) -> bool {
+        let left = &self.failing_acks;
+        left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1))
+            .is_ok()
+    }
+}
+
+impl Source for TestSource {
+    type Receipt = Receipt;
+    type Settler = TestSettler;
+
+    fn features(&self) -> Features {
+        self.features.clone()
+    }
+
+    async fn receive(&mut self, _room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
+        match self.batches.recv().await {
+            Some(batch) => Ok(batch),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn settler(&self) -> TestSettler {
+        self.settler.clone()
+    }
+
+    async fn close(self) {
+        drop(self.name);
+    }
+}
+
+impl Settler for TestSettler {
+    type Receipt = Receipt;
+
+    async fn ack(&self, receipts: Vec<Receipt>) -> Vec<Result<(), SettleError>> {
+        let ack = |Receipt(id, delivery)| {
+            if self.fails() {
+                return Err(SettleError::Again("the broker is away".to_owned()));
+            }
+            self.note(Settled::Acked(id, delivery));
+            Ok(())
+        };
+        receipts.into_iter().map(ack).collect()
+    }
+
+    async fn give_back(
+        &self,
+        receipts: Vec<Receipt>,
+        _delay: Duration,
+    ) -> Vec<Result<(), SettleError>> {
+        let give = |Receipt(id, delivery)| {
+            self.note(Settled::Returned(id, delivery));
+            Ok(())
+        };
+        receipts.into_iter().map(give).collect()
+    }
+
+    async fn reject(&self, receipts: Vec<Receipt>) -> Vec<Result<(), SettleError>> {
+        receipts
+            .into_iter()
+            .map(|_| Err(SettleError::Lost("no dead letter here".into())))
+            .collect()
+    }
+
+    async fn renew(&self, receipts: Vec<Receipt>) -> Vec<Result<(), SettleError>> {
+        receipts.into_iter().map(|_| Ok(())).collect()
+    }
+}
