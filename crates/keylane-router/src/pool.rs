@@ -17,6 +17,7 @@ use crate::counters::PoolGauges;
 use crate::delivery::{Delivery, Fate, Settlement};
 use crate::dispatch::{Attempt, DynDispatch};
 use crate::health::{Health, Trouble};
+use crate::history::{By, Event, EventKind, Recorder};
 use crate::lane::LaneId;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
@@ -41,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) returns: RwLock<HashMap<Arc<str>, bool>>,
     /// Heads that an operator wants skipped if the attempt under way fails.
     pub(crate) skips: Mutex<HashMap<Identity, Skip>>,
+    /// Where the router's part of a history is written down, if anywhere.
+    pub(crate) history: Option<Arc<Recorder>>,
 }
 
 /// Who wants a message skipped, and why.
@@ -54,6 +57,16 @@ impl Shared {
     pub(crate) fn returns(&self, source: &Arc<str>) -> bool {
         let returns = self.returns.read().unwrap_or_else(PoisonError::into_inner);
         returns.get(source).copied().unwrap_or(false)
+    }
+
+    /// A line of the history, written before the source is told.
+    pub(crate) fn note(&self, delivery: &Delivery, kind: EventKind, outcome: &'static str) {
+        if let Some(history) = &self.history {
+            let event = Event::new(kind, By::Router).id(delivery.message.id.clone());
+            if let Err(error) = history.record(event.outcome(outcome)) {
+                tracing::error!("the history cannot be written: {error}");
+            }
+        }
     }
 
     fn take_skip(&self, identity: &Identity) -> Option<Skip> {
@@ -478,6 +491,7 @@ impl Attempts {
     }
 
     fn drop_it(&self, delivery: Job) -> Reply<Job> {
+        self.shared.note(&delivery, EventKind::Drop, "dropped");
         delivery.counters.dropped.one();
         delivery.settle(Settlement::Ack);
         Reply::Done
@@ -520,6 +534,7 @@ impl Attempts {
         match self.store_letter(&delivery, &lane, reason, &text).await {
             Ok(()) => {
                 self.shared.health.well(Trouble::Store);
+                self.shared.note(&delivery, EventKind::Store, "dead-letter");
                 match reason {
                     "skipped" => delivery.counters.skipped.one(),
                     _ => delivery.counters.dead_lettered.one(),
@@ -599,6 +614,7 @@ impl Attempts {
             let _ = self.shared.store.new_round(tried).await;
         }
         for queued in back {
+            self.shared.note(&queued.job, EventKind::Return, "returned");
             queued.job.counters.returned.one();
             queued.job.settle(Settlement::Return { delay });
         }
@@ -610,7 +626,10 @@ impl Attempts {
         match self.store_key(&lane, &reason, &jobs).await {
             Ok(()) => {
                 self.shared.health.well(Trouble::Store);
-                jobs.into_iter().for_each(|queued| stored(queued.job));
+                for queued in jobs {
+                    self.shared.note(&queued.job, EventKind::Store, "parked");
+                    stored(queued.job);
+                }
                 Vec::new()
             }
             Err(error) => self.keep_until_stored(jobs, &error),

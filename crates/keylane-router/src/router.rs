@@ -13,6 +13,7 @@ use crate::consume::{self, Consumer};
 use crate::counters::{PoolGauges, Registry};
 use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
 use crate::health::{Health, Problem};
+use crate::history::Recorder;
 use crate::lane::LaneId;
 use crate::plan::{Envelope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan};
 use crate::pool::{Pool, Shared};
@@ -60,6 +61,7 @@ pub struct Builder {
     plan: Plan,
     store: Option<Arc<dyn Store>>,
     dispatch: Option<Arc<dyn DynDispatch>>,
+    history: Option<Arc<Recorder>>,
     sources: Vec<StartSource>,
 }
 
@@ -103,6 +105,7 @@ impl Router {
             plan: Plan::default(),
             store: None,
             dispatch: None,
+            history: None,
             sources: Vec::new(),
         }
     }
@@ -289,6 +292,13 @@ impl Builder {
         self
     }
 
+    /// Writes down what the router does with messages (stores, returns, drops), for the checker of
+    /// [`crate::history`]. Default: nowhere.
+    pub fn history(mut self, recorder: Arc<Recorder>) -> Self {
+        self.history = Some(recorder);
+        self
+    }
+
     /// A source under this name; its settings are the plan's of the same name, else the defaults.
     pub fn source<S: Source>(mut self, name: impl Into<Arc<str>>, source: S) -> Self {
         let name = name.into();
@@ -313,7 +323,7 @@ impl Builder {
             }
         }
         let router = Router {
-            inner: Inner::new(self.plan, store, dispatch),
+            inner: Inner::new(self.plan, store, dispatch, self.history),
         };
         router.inner.take_up();
         for start in self.sources {
@@ -364,7 +374,12 @@ fn check_source(plan: &Plan, name: &Arc<str>, features: &Features) -> Result<(),
 }
 
 impl Inner {
-    fn new(plan: Plan, store: Arc<dyn Store>, dispatch: Arc<dyn DynDispatch>) -> Arc<Self> {
+    fn new(
+        plan: Plan,
+        store: Arc<dyn Store>,
+        dispatch: Arc<dyn DynDispatch>,
+        history: Option<Arc<Recorder>>,
+    ) -> Arc<Self> {
         let breaker = plan.breaker.clone();
         let waits = Arc::new(BreakerWaits::new(breaker.probes.get(), breaker.open));
         let told = waits.clone();
@@ -378,6 +393,7 @@ impl Inner {
             cut: CancellationToken::new(),
             returns: RwLock::default(),
             skips: Mutex::default(),
+            history,
         });
         let permits = Permits::new(most_in_flight(&plan));
         let make = |(name, pool): (Arc<str>, PoolPlan)| {

@@ -2,6 +2,11 @@
 //! embedded queue cannot show a case.
 
 mod cascade;
+mod failure_table;
 mod order;
+mod pools;
+mod redelivery;
+mod rounds;
+mod stop;
 mod test_source;
 pub(crate) mod top;

@@ -65,7 +65,7 @@ impl Top {
         let db = Db::open(folder.path(), Options::default()).unwrap();
         let history = Arc::new(Recorder::in_memory());
         let target = Target::start_with(behaviour, SharedRecorder(history.clone())).await;
-        let router = start(&db, plan).await;
+        let router = start(&db, plan, history.clone()).await;
         Self {
             folder,
             db,
@@ -131,7 +131,7 @@ impl Top {
     }
 }
 
-pub(crate) async fn start(db: &Db, plan: Plan) -> Router {
+pub(crate) async fn start(db: &Db, plan: Plan, history: Arc<Recorder>) -> Router {
     let source = db
         .source("default", "default", Keyless::Serial)
         .await
@@ -142,6 +142,7 @@ pub(crate) async fn start(db: &Db, plan: Plan) -> Router {
     Router::builder()
         .plan(plan)
         .store(db.store())
+        .history(history)
         .dispatch(HttpDispatch::new(HttpOptions::default()))
         .source("default", source)
         .start()

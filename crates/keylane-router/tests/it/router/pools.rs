@@ -1,0 +1,281 @@
+//! FC-5, FC-9, FC-10, FC-15: room, rates, pools that change while busy, breakers. R9, R11.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use keylane_router::embedded::NewMessage;
+use keylane_router::plan::{KeyPlan, Plan, PoolPlan, Rate};
+use keylane_router::testing::{Answer, Request, fixed};
+use tokio::sync::Semaphore;
+
+use super::top::{Top, quick_plan};
+
+fn pool(plan: &mut Plan) -> &mut PoolPlan {
+    plan.pools.get_mut("default").unwrap()
+}
+
+/// Answers 200 to what the test lets through, "not yet" to the rest.
+fn gated(open: Arc<AtomicBool>, which: fn(&Request) -> bool) -> impl Fn(&Request) -> Answer {
+    move |request| match open.load(Ordering::SeqCst) || !which(request) {
+        true => Answer::ok(),
+        false => Answer::not_yet(0),
+    }
+}
+
+#[tokio::test]
+async fn fc_5_a_full_lane_is_refused_to_the_source_and_others_go_on() {
+    let mut plan = quick_plan();
+    pool(&mut plan).lane_capacity = NonZeroUsize::new(2).unwrap();
+    let open = Arc::new(AtomicBool::new(false));
+    let top = Top::new(plan, gated(open.clone(), |request| request.key == "full")).await;
+    let full: Vec<(&str, u64)> = (1..=8).map(|n| ("full", n)).collect();
+    top.publish_all(&full).await;
+    for n in 1..=20 {
+        top.publish("other", n).await;
+    }
+    while top.starts("other").len() < 20 {
+        tokio::task::yield_now().await;
+    }
+    assert!(
+        top.counters().returned.get() >= 5,
+        "what had no room went back"
+    );
+    open.store(true, Ordering::SeqCst);
+    top.drained().await;
+    assert!(top.is_green());
+}
+
+#[tokio::test]
+async fn fc_9_a_change_of_rate_acts_at_once() {
+    let mut plan = quick_plan();
+    let slow = Rate {
+        count: 1,
+        per: Duration::from_secs(3600),
+        burst: 1,
+    };
+    pool(&mut plan).rate = Some(slow);
+    let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
+    top.publish_all(&[("a", 1), ("b", 1), ("c", 1)]).await;
+    while top.counters().delivered.get() < 1 || top.router.pools()[0].queued < 2 {
+        tokio::task::yield_now().await;
+    }
+    // Looking at it costs no token, and what waits holds no permit.
+    for _ in 0..10 {
+        assert_eq!(top.router.pools()[0].in_flight, 0);
+    }
+    assert_eq!(top.counters().delivered.get(), 1);
+    pool(&mut plan).rate = None;
+    top.router.reload(plan).await.unwrap();
+    top.drained().await;
+}
+
+#[tokio::test]
+async fn limits_by_key_pattern_and_lane_concurrency_hold() {
+    let mut plan = quick_plan();
+    pool(&mut plan).keys = vec![KeyPlan {
+        pattern: "vip:*".to_owned(),
+        lane_concurrency: NonZeroUsize::new(3),
+        lane_capacity: None,
+        per_key_rate: None,
+    }];
+    let open = Arc::new(AtomicBool::new(false));
+    let hang = {
+        let open = open.clone();
+        move |_: &Request| match open.load(Ordering::SeqCst) {
+            true => Answer::ok(),
+            false => Answer::ok().after(Duration::from_millis(30)),
+        }
+    };
+    let top = Top::new(plan, hang).await;
+    let messages: Vec<(&str, u64)> = (1..=6).flat_map(|n| [("vip:1", n), ("plain", n)]).collect();
+    top.publish_all(&messages).await;
+    let mut most = 0;
+    while top.counters().delivered.get() < 4 {
+        most = most.max(top.router.pools()[0].in_flight);
+        tokio::task::yield_now().await;
+    }
+    open.store(true, Ordering::SeqCst);
+    top.drained().await;
+    assert!(
+        most > 2 && most <= 4,
+        "3 of the one and 1 of the other: {most}"
+    );
+    assert_eq!(top.starts("plain"), [1, 2, 3, 4, 5, 6]);
+}
+
+#[tokio::test]
+async fn max_in_flight_holds_over_all_pools() {
+    let mut plan = quick_plan();
+    plan.max_in_flight = NonZeroUsize::new(2);
+    plan.pools
+        .insert("mail".into(), plan.pools["default"].clone());
+    let top = Top::new(plan, fixed(Answer::ok().after(Duration::from_millis(5)))).await;
+    let url = top.target.url("/");
+    let messages = (0..20).map(|n| {
+        let (key, pool) = (format!("k{n}"), ["default", "mail"][n % 2]);
+        message_in(pool, &url, &key, 1)
+    });
+    top.db
+        .publish("default", messages.collect(), true)
+        .await
+        .unwrap();
+    let mut most = 0;
+    while top.db.queues()[0].depth > 0 {
+        most = most.max(top.router.pools().iter().map(|pool| pool.in_flight).sum());
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(most, 2);
+}
+
+fn message_in(pool: &str, url: &str, key: &str, n: u64) -> NewMessage {
+    let id = format!("{key}-{n}");
+    let body = format!(
+        r#"{{"id":"{id}","poolCode":"{pool}","mediationTarget":"{url}","payload":{{"k":"{key}","n":{n}}}}}"#
+    );
+    NewMessage {
+        pool: Some(pool.into()),
+        ..NewMessage::new(id, Some(key.into()), body)
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_pool_code_runs_in_the_default_pool_and_is_counted() {
+    let top = Top::new(quick_plan(), fixed(Answer::ok())).await;
+    let url = top.target.url("/");
+    let message = message_in("nobody", &url, "g", 1);
+    top.db
+        .publish("default", vec![message], true)
+        .await
+        .unwrap();
+    top.drained().await;
+    assert_eq!(top.router.counters().unknown_pool.get(), 1);
+    assert_eq!(top.counters().delivered.get(), 1);
+}
+
+#[tokio::test]
+async fn fc_10_a_removed_pool_finishes_its_keys_and_their_arrivals_follow_them() {
+    let mut plan = quick_plan();
+    plan.pools
+        .insert("mail".into(), plan.pools["default"].clone());
+    let go = Arc::new(Semaphore::new(0));
+    let open = Arc::new(AtomicBool::new(false));
+    let top = Top::new(
+        plan.clone(),
+        gated(open.clone(), |request| request.key == "k"),
+    )
+    .await;
+    let url = top.target.url("/");
+    let publish = |n| {
+        let message = message_in("mail", &url, "k", n);
+        top.db.publish("default", vec![message], true)
+    };
+    publish(1).await.unwrap();
+    publish(2).await.unwrap();
+    let of = |pool: &str| top.router.counters().of(&"default".into(), &pool.into());
+    while of("mail").attempts_not_yet.get() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let without: BTreeMap<_, _> = plan
+        .pools
+        .clone()
+        .into_iter()
+        .filter(|(name, _)| &**name != "mail")
+        .collect();
+    let reloaded = Plan {
+        pools: without,
+        ..plan
+    };
+    top.router.reload(reloaded).await.unwrap();
+    publish(3).await.unwrap();
+    open.store(true, Ordering::SeqCst);
+    go.add_permits(1);
+    top.drained().await;
+    let starts = top.starts("k");
+    let mut firsts = starts.clone();
+    firsts.dedup();
+    assert_eq!(firsts, [1, 2, 3], "{starts:?}");
+    assert!(
+        of("mail").delivered.get() >= 2,
+        "what was there stayed there"
+    );
+    // Once it is empty it is gone, and its messages run in the default pool.
+    while top.router.pools().len() > 1 {
+        tokio::task::yield_now().await;
+    }
+    publish(4).await.unwrap();
+    top.drained().await;
+    assert_eq!(top.starts("k").last(), Some(&4));
+    assert_eq!(top.router.counters().unknown_pool.get() > 0, true);
+}
+
+#[tokio::test]
+async fn fc_10_a_removed_pool_gives_back_what_it_cannot_finish_in_time() {
+    let mut plan = quick_plan();
+    let mut mail = plan.pools["default"].clone();
+    mail.drain = Some(Duration::from_millis(20));
+    plan.pools.insert("mail".into(), mail);
+    let open = Arc::new(AtomicBool::new(false));
+    let top = Top::new(
+        plan.clone(),
+        gated(open.clone(), |request| request.key == "k"),
+    )
+    .await;
+    let url = top.target.url("/");
+    let messages = (1..=3).map(|n| message_in("mail", &url, "k", n)).collect();
+    top.db.publish("default", messages, true).await.unwrap();
+    let mail = top.router.counters().of(&"default".into(), &"mail".into());
+    while mail.attempts_not_yet.get() == 0 {
+        tokio::task::yield_now().await;
+    }
+    plan.pools.remove("mail");
+    top.router.reload(plan).await.unwrap();
+    while top.router.pools().len() > 1 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(mail.returned.get() >= 3);
+    open.store(true, Ordering::SeqCst);
+    top.drained().await;
+    let mut firsts = top.starts("k");
+    firsts.dedup();
+    assert_eq!(firsts, [1, 2, 3]);
+}
+
+#[tokio::test]
+async fn fc_15_an_open_breaker_holds_its_lanes_uses_no_attempt_and_closes_on_success() {
+    let mut plan = quick_plan();
+    plan.breaker.failures = 0.5;
+    plan.breaker.window = NonZeroUsize::new(4).unwrap();
+    plan.breaker.open = Duration::from_millis(50);
+    plan.breaker.probes = NonZeroUsize::new(1).unwrap();
+    pool(&mut plan).retry.max_attempts = NonZeroUsize::new(1000).unwrap();
+    let ill = Arc::new(AtomicBool::new(true));
+    let answers = {
+        let ill = ill.clone();
+        move |_: &Request| match ill.load(Ordering::SeqCst) {
+            true => Answer::status(500),
+            false => Answer::ok(),
+        }
+    };
+    let top = Top::new(plan, answers).await;
+    let keys: Vec<String> = (0..20).map(|k| format!("k{k}")).collect();
+    let messages: Vec<(&str, u64)> = keys.iter().map(|key| (key.as_str(), 1)).collect();
+    top.publish_all(&messages).await;
+    while top.counters().attempts_failed.get() < 4 {
+        tokio::task::yield_now().await;
+    }
+    // Open: every lane waits, nothing runs, only probes go out.
+    let before = top.counters().attempts_failed.get();
+    while top.counters().attempts_failed.get() < before + 3 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(
+        top.counters().attempts_failed.get() < 40,
+        "probes, not twenty lanes hammering"
+    );
+    ill.store(false, Ordering::SeqCst);
+    top.drained().await;
+    assert!(top.is_green());
+}

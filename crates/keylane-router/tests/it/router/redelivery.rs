@@ -1,0 +1,197 @@
+//! FC-11 … FC-13: the same message again, equal ids, lost acks. R3, R4.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use keylane_router::Router;
+use keylane_router::dispatch::handler_fn;
+use keylane_router::embedded::{Db, NewMessage, Options};
+use keylane_router::outcome::Outcome;
+use keylane_router::plan::Keyless;
+use tokio::sync::Semaphore;
+
+use super::test_source::{Fed, Feeder, Settled, test_source};
+use super::top::{Top, body, quick_plan};
+use keylane_router::testing::{Answer, fixed};
+
+/// A router on the test source that counts calls and lets them end when told to.
+struct Counted {
+    _folder: tempfile::TempDir,
+    router: Router,
+    feeder: Feeder,
+    calls: Arc<AtomicUsize>,
+    go: Arc<Semaphore>,
+}
+
+async fn counted() -> Counted {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Options::default()).unwrap();
+    let (source, feeder) = test_source("t");
+    let (calls, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
+    let (counted, gate) = (calls.clone(), go.clone());
+    let dispatch = handler_fn(move |_| {
+        let (counted, gate) = (counted.clone(), gate.clone());
+        async move {
+            counted.fetch_add(1, Ordering::SeqCst);
+            gate.acquire().await.unwrap().forget();
+            Outcome::Delivered
+        }
+    });
+    let builder = Router::builder()
+        .plan(quick_plan())
+        .store(db.store())
+        .dispatch(dispatch);
+    let router = builder.source("t", source).start().await.unwrap();
+    Counted {
+        _folder: folder,
+        router,
+        feeder,
+        calls,
+        go,
+    }
+}
+
+fn fed(id: u64) -> Fed<'static> {
+    Fed {
+        id,
+        key: Some("g"),
+        body: body("http://127.0.0.1:1/", &id.to_string()),
+    }
+}
+
+async fn redelivered(router: &Router, count: u64) {
+    let counters = router.counters().of(&"t".into(), &"default".into());
+    while counters.redelivered.get() < count {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn fc_11_a_message_redelivered_while_it_runs_is_called_once_and_settled_by_its_newest_receipt()
+ {
+    let top = counted().await;
+    top.feeder.feed(vec![fed(1)]);
+    while top.calls.load(Ordering::SeqCst) < 1 {
+        tokio::task::yield_now().await;
+    }
+    let newest = top.feeder.feed(vec![fed(1)]);
+    redelivered(&top.router, 1).await;
+    top.go.add_permits(10);
+    assert_eq!(top.feeder.settled(1).await, [Settled::Acked(1, newest)]);
+    assert_eq!(top.calls.load(Ordering::SeqCst), 1);
+    top.router.stop(Duration::from_secs(1)).await;
+}
+
+#[tokio::test]
+async fn fc_13_an_ack_that_fails_is_tried_again_and_the_message_is_not_called_again() {
+    let top = counted().await;
+    top.feeder.settler.failing_acks.store(2, Ordering::SeqCst);
+    top.go.add_permits(10);
+    top.feeder.feed(vec![fed(1)]);
+    while top.feeder.settler.failing_acks.load(Ordering::SeqCst) == 2 {
+        tokio::task::yield_now().await;
+    }
+    let newest = top.feeder.feed(vec![fed(1)]);
+    assert_eq!(top.feeder.settled(1).await, [Settled::Acked(1, newest)]);
+    assert_eq!(top.calls.load(Ordering::SeqCst), 1);
+    assert!(
+        top.router.problems().is_empty(),
+        "{:?}",
+        top.router.problems()
+    );
+}
+
+#[tokio::test]
+async fn fc_13_an_ack_lost_on_its_way_is_sent_again_without_a_second_call() {
+    let top = counted().await;
+    top.go.add_permits(10);
+    top.feeder.feed(vec![fed(1)]);
+    top.feeder.settled(1).await;
+    let again = top.feeder.feed(vec![fed(1)]);
+    assert_eq!(top.feeder.settled(2).await[1], Settled::Acked(1, again));
+    assert_eq!(top.calls.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn fc_12_equal_body_ids_in_one_batch_are_two_messages() {
+    let top = Top::new(quick_plan(), fixed(Answer::ok())).await;
+    let url = top.target.url("/");
+    let message = |dedup: &str| NewMessage {
+        dedup_id: Some(dedup.into()),
+        ..NewMessage::new("same", Some("g".into()), body(&url, "same"))
+    };
+    top.db
+        .publish("default", vec![message("a"), message("b")], true)
+        .await
+        .unwrap();
+    top.drained().await;
+    let counters = top.counters();
+    assert_eq!(
+        (counters.attempts_delivered.get(), counters.delivered.get()),
+        (2, 2)
+    );
+}
+
+#[tokio::test]
+async fn fc_12_equal_body_ids_in_two_queues_are_two_messages() {
+    let top = Top::new(quick_plan(), fixed(Answer::ok())).await;
+    let other = top
+        .db
+        .source("other", "other", Keyless::Serial)
+        .await
+        .unwrap();
+    let plan = keylane_router::plan::SourcePlan::embedded("other");
+    top.router.add_source("other", other, plan).unwrap();
+    let url = top.target.url("/");
+    for queue in ["default", "other"] {
+        let message = NewMessage::new("same", Some("g".into()), body(&url, "same"));
+        top.db.publish(queue, vec![message], true).await.unwrap();
+    }
+    top.drained().await;
+    for source in ["default", "other"] {
+        let counters = top.router.counters().of(&source.into(), &"default".into());
+        assert_eq!(counters.delivered.get(), 1, "{source}");
+    }
+}
+
+#[tokio::test]
+async fn the_same_source_twice_is_an_error() {
+    let top = Top::new(quick_plan(), fixed(Answer::ok())).await;
+    let again = top
+        .db
+        .source("default", "default", Keyless::Serial)
+        .await
+        .unwrap();
+    let plan = keylane_router::plan::SourcePlan::embedded("default");
+    let refused = top.router.add_source("default", again, plan).unwrap_err();
+    assert_eq!(
+        refused,
+        keylane_router::StartError::SourceTwice("default".into())
+    );
+}
+
+#[tokio::test]
+async fn return_on_a_source_that_cannot_is_refused_at_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Options::default()).unwrap();
+    let (source, _feeder) = test_source("t");
+    let mut plan = quick_plan();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.on_exhausted = Some(keylane_router::plan::OnExhausted::Return);
+    let started = Router::builder()
+        .plan(plan)
+        .store(db.store())
+        .source("t", source)
+        .start()
+        .await;
+    let Err(error) = started else {
+        panic!("started");
+    };
+    assert!(
+        error
+            .to_string()
+            .contains("source `t` cannot take messages back"),
+        "{error}"
+    );
+}
