@@ -39,6 +39,8 @@ pub(crate) enum Fate {
     },
     /// Give it back, with everything behind it.
     Return,
+    /// Its key is parked: store it behind that.
+    ParkBehind,
     /// Store its key whole.
     Park {
         /// A sentence.

@@ -331,16 +331,14 @@ impl Handler<LaneId, Job> for Attempts {
             return hold(delivery, until);
         }
         if !delivery.is_stored() && self.is_parked(&lane) {
-            delivery.fate = Fate::Park {
-                reason: "its key is parked".to_owned(),
-            };
+            delivery.fate = Fate::ParkBehind;
         }
         match delivery.fate.clone() {
             Fate::Attempt => self.attempt(delivery, lane, slot).await,
             Fate::DeadLetter { reason, text } => {
                 self.dead_letter(delivery, lane, reason, text).await
             }
-            Fate::Return | Fate::Park { .. } => Reply::Flush {
+            Fate::Return | Fate::Park { .. } | Fate::ParkBehind => Reply::Flush {
                 job: Some(delivery),
             },
         }
@@ -352,6 +350,7 @@ impl Handler<LaneId, Job> for Attempts {
         };
         match head.job.fate.clone() {
             Fate::Park { reason } => self.park(lane, reason, jobs).await,
+            Fate::ParkBehind => self.park_behind(lane, jobs).await,
             _ => self.give_back(lane, jobs).await,
         }
     }
@@ -625,14 +624,39 @@ impl Attempts {
     async fn park(&self, lane: LaneId, reason: String, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         match self.store_key(&lane, &reason, &jobs).await {
             Ok(()) => {
-                self.shared.health.well(Trouble::Store);
-                for queued in jobs {
-                    self.shared.note(&queued.job, EventKind::Store, "parked");
-                    stored(queued.job);
-                }
+                self.all_stored(jobs);
                 Vec::new()
             }
             Err(error) => self.keep_until_stored(jobs, &error),
+        }
+    }
+
+    /// The key is parked: what arrived goes behind what the store has of it. If its replay ended
+    /// meanwhile, nothing is stored and the lane goes on.
+    async fn park_behind(&self, lane: LaneId, mut jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        let name = lane.name(&self.name);
+        let fresh = jobs.iter().filter(|queued| !queued.job.is_stored());
+        let fresh = fresh
+            .map(|queued| queued.job.to_stored(name.clone()))
+            .collect();
+        match self.shared.store.park_behind(name, fresh).await {
+            Ok(true) => {
+                self.all_stored(jobs);
+                Vec::new()
+            }
+            Ok(false) => {
+                jobs[0].job.fate = Fate::Attempt;
+                jobs
+            }
+            Err(error) => self.keep_until_stored(jobs, &error),
+        }
+    }
+
+    fn all_stored(&self, jobs: Vec<Queued<Job>>) {
+        self.shared.health.well(Trouble::Store);
+        for queued in jobs {
+            self.shared.note(&queued.job, EventKind::Store, "parked");
+            stored(queued.job);
         }
     }
 

@@ -143,6 +143,10 @@ pub trait Store: Send + Sync + 'static {
     /// Parks a lane: stores `messages` (oldest first) behind what is parked of it already, each
     /// identity once, in one transaction; those of an embedded queue in the same file leave it.
     fn park(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<()>;
+    /// As [`Store::park`], but only where the lane is parked at that moment; `false` when it is
+    /// not, and then nothing was stored. What arrives for a parked key is stored by this, so that
+    /// it cannot miss the end of a replay.
+    fn park_behind(&self, lane: LaneName, messages: Vec<Stored>) -> Durable<bool>;
     /// All parked lanes; from memory, for routing.
     fn parked(&self) -> Vec<ParkedLane>;
     /// One parked lane; from memory.

@@ -302,6 +302,36 @@ impl Store for EmbeddedStore {
         Box::pin(async move { written.await.map(drop) })
     }
 
+    fn park_behind(&self, lane: LaneName, messages: Vec<Stored>) -> Durable<bool> {
+        let rows = self.rows_of(messages.iter());
+        let left = rows.clone();
+        let bytes = messages
+            .iter()
+            .map(|message| size_of(message) as usize)
+            .sum();
+        let of = lane.clone();
+        let work = move |tx: &mut Tx<'_>| {
+            let Some(n) = find_parked_lane(tx.sql, &lane)? else {
+                return Ok(None);
+            };
+            let mut added = 0;
+            for message in &messages {
+                added += insert_parked(tx, n, message)?;
+            }
+            Ok(Some((added, rows.delete(tx)?)))
+        };
+        let written = self.write(bytes, true, work, move |memory, stored| {
+            let Some((added, deleted)) = stored else {
+                return;
+            };
+            if let Some(lane) = memory.parked.get_mut(&of) {
+                lane.messages += added;
+            }
+            left.left(deleted);
+        });
+        Box::pin(async move { written.await.map(|stored| stored.is_some()) })
+    }
+
     fn parked(&self) -> Vec<ParkedLane> {
         self.memory().parked.values().cloned().collect()
     }
