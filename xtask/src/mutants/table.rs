@@ -10,6 +10,21 @@ const ITEMS: &str = "crates/keylane/src/lanes/items.rs";
 const TURNS: &str = "crates/keylane/src/lanes/turns.rs";
 const RATE: &str = "crates/keylane/src/lanes/rate.rs";
 
+const POOL: &str = "crates/keylane-router/src/pool.rs";
+const PROCESS: &str = "crates/keylane-router/src/process.rs";
+const CONSUME: &str = "crates/keylane-router/src/consume.rs";
+const ROUTE: &str = "crates/keylane-router/src/route.rs";
+const ROUTER: &str = "crates/keylane-router/src/router.rs";
+const VERBS: &str = "crates/keylane-router/src/verbs.rs";
+
+/// The router's tests over real HTTP and a real file.
+const ROUTED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::",
+    env: &[],
+};
+
 /// Fewer histories than usual, and always the same ones.
 const HISTORIES: TestRun = TestRun {
     package: "keylane",
@@ -298,5 +313,117 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        self.bucket.rebase(limits.rate, self.now);\n        let lanes",
         replace: "        let lanes",
         test: HISTORIES,
+    },
+    Mutation {
+        name: "two-of-a-lane-at-once",
+        invariant: "R1",
+        file: POOL,
+        find: "    own.unwrap_or(plan.lane_concurrency).get()\n",
+        replace: "    own.unwrap_or(plan.lane_concurrency).get() + 1\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "dead-letter-nowhere",
+        invariant: "R2",
+        file: POOL,
+        find: "        self.shared.store.dead_letter(vec![letter]).await\n",
+        replace: "        drop(letter);\n        Ok(())\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "old-receipt",
+        invariant: "R3",
+        file: CONSUME,
+        find: "        entry.receipt = receipt.clone();\n",
+        replace: "        let _ = receipt;\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "redelivered-is-called-again",
+        invariant: "R4",
+        file: CONSUME,
+        find: "        let entry = table.get_mut(id)?;\n",
+        replace: "        let entry = table.get_mut(id).filter(|_| false)?;\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "head-goes-back-alone",
+        invariant: "R5",
+        file: POOL,
+        find: "only_batch.is_none_or(|batch| queued.job.batch == batch)",
+        replace: "only_batch.is_none_or(|batch| queued.job.batch == batch) && queued.job.fate == Fate::Return",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "parked-keys-go-on",
+        invariant: "R7",
+        file: POOL,
+        find: "        if !delivery.is_stored() && self.is_parked(&lane) {\n",
+        replace: "        if false && self.is_parked(&lane) {\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "waiting-uses-attempts",
+        invariant: "R8",
+        file: PROCESS,
+        find: "        Outcome::NotYet { after } if head.age < plan.patience => {\n",
+        replace: "        Outcome::NotYet { after } if head.age > plan.patience => {\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "attempts-only-in-memory",
+        invariant: "R8",
+        file: POOL,
+        find: ".failed_attempt(&delivery.identity, attempt)",
+        replace: ".failed_attempt(&Identity { source: \"nobody\".into(), ..delivery.identity.clone() }, attempt)",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "one-more-in-flight",
+        invariant: "R9",
+        file: ROUTER,
+        find: "        .map_or(usize::MAX, std::num::NonZeroUsize::get)\n",
+        replace: "        .map_or(usize::MAX, |most| most.get() + 1)\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "stop-starts-what-waits",
+        invariant: "R10",
+        file: "crates/keylane/src/handler.rs",
+        find: "        self.shell.lanes(|lanes| lanes.flush_all());\n",
+        replace: "",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "new-route-at-once",
+        invariant: "R11",
+        file: ROUTE,
+        find: "                if self.has(pool, &lane) {\n",
+        replace: "                if false && self.has(pool, &lane) {\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "skip-whatever-is-first",
+        invariant: "R13",
+        file: VERBS,
+        find: "            if row.1 != identity {\n",
+        replace: "            if false {\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "counted-twice",
+        invariant: "R14",
+        file: CONSUME,
+        find: "        counters.received.one();\n",
+        replace: "        counters.received.add(2);\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "acks-in-any-order",
+        invariant: "R15",
+        file: CONSUME,
+        find: "            Some((same, ids)) if *same == settlement => ids.push(id),\n",
+        replace: "            Some((same, ids)) if *same == settlement => ids.insert(0, id),\n",
+        test: ROUTED,
     },
 ];

@@ -13,7 +13,7 @@ use keylane_router::testing::{Answer, Request};
 use tokio::sync::Semaphore;
 
 use super::test_source::{Fed, Settled, test_source};
-use super::top::{Top, as_the_original, body};
+use super::top::{Top, as_the_original, body, until};
 
 /// Fails the first request that `which` means, and no other.
 fn once(which: impl Fn(&Request) -> bool, answer: Answer) -> impl Fn(&Request) -> Answer {
@@ -93,9 +93,7 @@ async fn two_batches(plan: Plan) -> Vec<Settled> {
     feeder.feed(vec![fed(1), fed(2)]);
     feeder.feed(vec![fed(3)]);
     // Both batches are in the lane before the head fails.
-    while router.pools()[0].queued < 2 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || !(router.pools()[0].queued < 2)).await;
     go.add_permits(1);
     let settled = feeder.settled(3).await;
     router.stop(Duration::from_secs(1)).await;

@@ -7,7 +7,7 @@ use keylane_router::plan::{OnExhausted, OnRefused, Plan};
 use keylane_router::store::{LaneName, Store};
 use keylane_router::testing::{Answer, Behaviour, Request};
 
-use super::top::{Top, quick_plan};
+use super::top::{Top, quick_plan, until};
 
 /// Gives these answers, one per request, then 200.
 fn answers(script: Vec<Answer>) -> impl Behaviour {
@@ -106,9 +106,10 @@ async fn a_target_that_cannot_be_reached_is_a_failure() {
         .publish("default", vec![message], true)
         .await
         .unwrap();
-    while top.counters().attempts_failed.get() < 3 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(top.counters().attempts_failed.get() < 3)
+    })
+    .await;
     top.router.stop(Duration::from_secs(1)).await;
 }
 

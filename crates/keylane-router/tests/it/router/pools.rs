@@ -11,7 +11,7 @@ use keylane_router::plan::{KeyPlan, Plan, PoolPlan, Rate};
 use keylane_router::testing::{Answer, Request, fixed};
 use tokio::sync::Semaphore;
 
-use super::top::{Top, quick_plan};
+use super::top::{Top, quick_plan, until};
 
 fn pool(plan: &mut Plan) -> &mut PoolPlan {
     plan.pools.get_mut("default").unwrap()
@@ -36,9 +36,7 @@ async fn fc_5_a_full_lane_is_refused_to_the_source_and_others_go_on() {
     for n in 1..=20 {
         top.publish("other", n).await;
     }
-    while top.starts("other").len() < 20 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || !(top.starts("other").len() < 20)).await;
     assert!(
         top.counters().returned.get() >= 5,
         "what had no room went back"
@@ -59,9 +57,10 @@ async fn fc_9_a_change_of_rate_acts_at_once() {
     pool(&mut plan).rate = Some(slow);
     let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
     top.publish_all(&[("a", 1), ("b", 1), ("c", 1)]).await;
-    while top.counters().delivered.get() < 1 || top.router.pools()[0].queued < 2 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(top.counters().delivered.get() < 1 || top.router.pools()[0].queued < 2)
+    })
+    .await;
     // Looking at it costs no token, and what waits holds no permit.
     for _ in 0..10 {
         assert_eq!(top.router.pools()[0].in_flight, 0);
@@ -172,12 +171,17 @@ async fn fc_10_a_removed_pool_finishes_its_keys_and_their_arrivals_follow_them()
         let message = message_in("mail", &url, "k", n);
         top.db.publish("default", vec![message], true)
     };
-    publish(1).await.unwrap();
-    publish(2).await.unwrap();
+    // Together, so that both are in the lane.
+    let both = vec![
+        message_in("mail", &url, "k", 1),
+        message_in("mail", &url, "k", 2),
+    ];
+    top.db.publish("default", both, true).await.unwrap();
     let of = |pool: &str| top.router.counters().of(&"default".into(), &pool.into());
-    while of("mail").attempts_not_yet.get() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(of("mail").attempts_not_yet.get() == 0)
+    })
+    .await;
     let without: BTreeMap<_, _> = plan
         .pools
         .clone()
@@ -191,7 +195,6 @@ async fn fc_10_a_removed_pool_finishes_its_keys_and_their_arrivals_follow_them()
     top.router.reload(reloaded).await.unwrap();
     publish(3).await.unwrap();
     open.store(true, Ordering::SeqCst);
-    go.add_permits(1);
     top.drained().await;
     let starts = top.starts("k");
     let mut firsts = starts.clone();
@@ -202,13 +205,11 @@ async fn fc_10_a_removed_pool_finishes_its_keys_and_their_arrivals_follow_them()
         "what was there stayed there"
     );
     // Once it is empty it is gone, and its messages run in the default pool.
-    while top.router.pools().len() > 1 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || !(top.router.pools().len() > 1)).await;
     publish(4).await.unwrap();
     top.drained().await;
     assert_eq!(top.starts("k").last(), Some(&4));
-    assert_eq!(top.router.counters().unknown_pool.get() > 0, true);
+    assert!(top.router.counters().unknown_pool.get() > 0);
 }
 
 #[tokio::test]
@@ -227,14 +228,10 @@ async fn fc_10_a_removed_pool_gives_back_what_it_cannot_finish_in_time() {
     let messages = (1..=3).map(|n| message_in("mail", &url, "k", n)).collect();
     top.db.publish("default", messages, true).await.unwrap();
     let mail = top.router.counters().of(&"default".into(), &"mail".into());
-    while mail.attempts_not_yet.get() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || !(mail.attempts_not_yet.get() == 0)).await;
     plan.pools.remove("mail");
     top.router.reload(plan).await.unwrap();
-    while top.router.pools().len() > 1 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until("it has gone on", || !(top.router.pools().len() > 1)).await;
     assert!(mail.returned.get() >= 3);
     open.store(true, Ordering::SeqCst);
     top.drained().await;
@@ -263,14 +260,16 @@ async fn fc_15_an_open_breaker_holds_its_lanes_uses_no_attempt_and_closes_on_suc
     let keys: Vec<String> = (0..20).map(|k| format!("k{k}")).collect();
     let messages: Vec<(&str, u64)> = keys.iter().map(|key| (key.as_str(), 1)).collect();
     top.publish_all(&messages).await;
-    while top.counters().attempts_failed.get() < 4 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(top.counters().attempts_failed.get() < 4)
+    })
+    .await;
     // Open: every lane waits, nothing runs, only probes go out.
     let before = top.counters().attempts_failed.get();
-    while top.counters().attempts_failed.get() < before + 3 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until("it has gone on", || {
+        !(top.counters().attempts_failed.get() < before + 3)
+    })
+    .await;
     assert!(
         top.counters().attempts_failed.get() < 40,
         "probes, not twenty lanes hammering"
@@ -278,4 +277,62 @@ async fn fc_15_an_open_breaker_holds_its_lanes_uses_no_attempt_and_closes_on_suc
     ill.store(false, Ordering::SeqCst);
     top.drained().await;
     assert!(top.is_green());
+}
+
+#[tokio::test]
+async fn r11_a_key_with_something_unresolved_stays_where_that_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = keylane_router::embedded::Db::open(folder.path(), Default::default()).unwrap();
+    let (source, feeder) = super::test_source::test_source("t");
+    let starts = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let go = Arc::new(Semaphore::new(0));
+    let (noted, gate) = (starts.clone(), go.clone());
+    let dispatch = keylane_router::dispatch::handler_fn(move |message| {
+        let (noted, gate) = (noted.clone(), gate.clone());
+        async move {
+            noted.lock().unwrap().push(message.id.to_string());
+            gate.acquire().await.unwrap().forget();
+            keylane_router::outcome::Outcome::Delivered
+        }
+    });
+    let mut plan = quick_plan();
+    plan.pools
+        .insert("mail".into(), plan.pools["default"].clone());
+    let builder = keylane_router::Router::builder()
+        .plan(plan.clone())
+        .store(db.store());
+    let router = builder
+        .dispatch(dispatch)
+        .source("t", source)
+        .start()
+        .await
+        .unwrap();
+    let fed = |id: u64| super::test_source::Fed {
+        id,
+        key: Some("k"),
+        body: format!(
+            r#"{{"id":"{id}","poolCode":"mail","mediationTarget":"http://127.0.0.1:1/"}}"#
+        ),
+    };
+    feeder.feed(vec![fed(1)]);
+    until("the first runs", || starts.lock().unwrap().len() == 1).await;
+    plan.pools.remove("mail");
+    router.reload(plan).await.unwrap();
+    feeder.feed(vec![fed(2)]);
+    let queued = || {
+        router
+            .pools()
+            .iter()
+            .map(|pool| pool.queued + pool.in_flight)
+            .sum::<usize>()
+    };
+    until("the second is here", || queued() == 2).await;
+    assert_eq!(
+        *starts.lock().unwrap(),
+        ["1"],
+        "the second waits behind the first"
+    );
+    go.add_permits(2);
+    feeder.settled(2).await;
+    assert_eq!(*starts.lock().unwrap(), ["1", "2"]);
 }

@@ -12,7 +12,7 @@ use keylane_router::plan::Keyless;
 use tokio::sync::Semaphore;
 
 use super::test_source::{Fed, Feeder, Settled, test_source};
-use super::top::{Top, body, quick_plan};
+use super::top::{Top, body, quick_plan, until};
 use keylane_router::testing::{Answer, fixed};
 
 /// A router on the test source that counts calls and lets them end when told to.
@@ -62,9 +62,7 @@ fn fed(id: u64) -> Fed<'static> {
 
 async fn redelivered(router: &Router, count: u64) {
     let counters = router.counters().of(&"t".into(), &"default".into());
-    while counters.redelivered.get() < count {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || !(counters.redelivered.get() < count)).await;
 }
 
 #[tokio::test]
@@ -72,9 +70,7 @@ async fn fc_11_a_message_redelivered_while_it_runs_is_called_once_and_settled_by
  {
     let top = counted().await;
     top.feeder.feed(vec![fed(1)]);
-    while top.calls.load(Ordering::SeqCst) < 1 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || !(top.calls.load(Ordering::SeqCst) < 1)).await;
     let newest = top.feeder.feed(vec![fed(1)]);
     redelivered(&top.router, 1).await;
     top.go.add_permits(10);
@@ -89,9 +85,10 @@ async fn fc_13_an_ack_that_fails_is_tried_again_and_the_message_is_not_called_ag
     top.feeder.settler.failing_acks.store(2, Ordering::SeqCst);
     top.go.add_permits(10);
     top.feeder.feed(vec![fed(1)]);
-    while top.feeder.settler.failing_acks.load(Ordering::SeqCst) == 2 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(top.feeder.settler.failing_acks.load(Ordering::SeqCst) == 2)
+    })
+    .await;
     let newest = top.feeder.feed(vec![fed(1)]);
     assert_eq!(top.feeder.settled(1).await, [Settled::Acked(1, newest)]);
     assert_eq!(top.calls.load(Ordering::SeqCst), 1);
@@ -194,4 +191,14 @@ async fn return_on_a_source_that_cannot_is_refused_at_start() {
             .contains("source `t` cannot take messages back"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn r15_acks_of_a_lane_are_sent_in_lane_order() {
+    let top = counted().await;
+    top.go.add_permits(100);
+    top.feeder.feed((1..=50).map(fed).collect());
+    let settled = top.feeder.settled(50).await;
+    let expected: Vec<Settled> = (1..=50).map(|id| Settled::Acked(id, id)).collect();
+    assert_eq!(settled, expected);
 }

@@ -10,7 +10,7 @@ use keylane_router::plan::{OnExhausted, Plan};
 use keylane_router::store::{LaneName, Store};
 use keylane_router::testing::{Answer, Request, fixed};
 
-use super::top::{Top, quick_plan, start};
+use super::top::{Top, quick_plan, start, until};
 
 fn lane(key: &str) -> LaneName {
     LaneName {
@@ -33,9 +33,10 @@ async fn fc_18_a_stop_finishes_what_runs_returns_the_rest_and_a_restart_goes_on_
     let mut top = Top::new(quick_plan(), slow).await;
     let messages: Vec<(&str, u64)> = (1..=5).flat_map(|n| [("a", n), ("b", n)]).collect();
     top.publish_all(&messages).await;
-    while top.starts("a").is_empty() || top.starts("b").is_empty() {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(top.starts("a").is_empty() || top.starts("b").is_empty())
+    })
+    .await;
     top.router.stop(Duration::from_secs(5)).await;
     let before = top.starts("a").len() + top.starts("b").len();
     assert_eq!(
@@ -67,9 +68,10 @@ async fn the_deadline_of_a_stop_cuts_what_runs_and_gives_it_back() {
     plan.pools.get_mut("default").unwrap().timeout.total = Duration::from_secs(60);
     let mut top = Top::new(plan.clone(), answers).await;
     top.publish_all(&[("a", 1), ("a", 2), ("b", 1)]).await;
-    while top.starts("a").is_empty() || top.starts("b").is_empty() {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(top.starts("a").is_empty() || top.starts("b").is_empty())
+    })
+    .await;
     top.router.stop(Duration::from_millis(10)).await;
     let left = top.db.queues()[0].clone();
     assert_eq!((left.depth, left.out), (3, 0));
@@ -98,9 +100,10 @@ async fn failed_attempts_survive_a_restart() {
     pool.retry.max = Duration::from_secs(60);
     let mut top = Top::new(plan, answers).await;
     top.publish("a", 1).await;
-    while top.counters().attempts_failed.get() < 1 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(top.counters().attempts_failed.get() < 1)
+    })
+    .await;
     top.router.stop(Duration::from_secs(1)).await;
     top.router = start(&top.db, quick_plan(), top.history.clone()).await;
     top.drained().await;
@@ -136,9 +139,10 @@ async fn parked() -> Top {
 }
 
 async fn unparked(top: &Top) {
-    while top.db.store().parked_lane(&lane("a")).is_some() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until("it has gone on", || {
+        !(top.db.store().parked_lane(&lane("a")).is_some())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -207,9 +211,10 @@ async fn a_held_head_can_be_skipped_and_the_lane_goes_on() {
     };
     let top = Top::new(quick_plan(), first).await;
     top.publish_all(&[("a", 1), ("a", 2)]).await;
-    while top.counters().attempts_not_yet.get() < 1 || top.router.pools()[0].in_flight > 0 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(top.counters().attempts_not_yet.get() < 1 || top.router.pools()[0].in_flight > 0)
+    })
+    .await;
     let identity = keylane_router::message::Identity {
         source: "default".into(),
         id: keylane_router::message::BrokerId::Sequence(1),
@@ -235,9 +240,10 @@ async fn dropping_a_parked_key_deletes_it_and_says_so_in_the_audit_log() {
 async fn an_operator_parks_a_key_by_hand() {
     let top = Top::new(quick_plan(), |_: &Request| Answer::not_yet(3000)).await;
     top.publish_all(&[("a", 1), ("a", 2)]).await;
-    while top.counters().attempts_not_yet.get() < 1 || top.router.pools()[0].in_flight > 0 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || {
+        !(top.counters().attempts_not_yet.get() < 1 || top.router.pools()[0].in_flight > 0)
+    })
+    .await;
     top.router.park(lane("a"), by()).await.unwrap();
     top.drained().await;
     assert_eq!(top.db.store().parked_lane(&lane("a")).unwrap().messages, 2);
@@ -248,15 +254,11 @@ async fn a_pause_survives_a_restart() {
     let mut top = Top::new(quick_plan(), fixed(Answer::ok())).await;
     top.router.pause(lane("a"), by()).await.unwrap();
     top.publish_all(&[("a", 1), ("b", 1)]).await;
-    while top.starts("b").is_empty() {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || !(top.starts("b").is_empty())).await;
     top.router.stop(Duration::from_secs(1)).await;
     top.router = start(&top.db, quick_plan(), top.history.clone()).await;
     top.publish("b", 2).await;
-    while top.starts("b").len() < 2 {
-        tokio::task::yield_now().await;
-    }
+    until("it has gone on", || !(top.starts("b").len() < 2)).await;
     assert_eq!(top.starts("a"), [0_u64; 0]);
     top.router.resume(lane("a"), by()).await.unwrap();
     top.drained().await;

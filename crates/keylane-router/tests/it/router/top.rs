@@ -15,7 +15,7 @@ use keylane_router::testing::{Behaviour, Target};
 
 /// Everything of one test; the folder goes with it.
 pub(crate) struct Top {
-    pub(crate) folder: tempfile::TempDir,
+    _folder: tempfile::TempDir,
     pub(crate) db: Db,
     pub(crate) router: Router,
     pub(crate) history: Arc<Recorder>,
@@ -67,7 +67,7 @@ impl Top {
         let target = Target::start_with(behaviour, SharedRecorder(history.clone())).await;
         let router = start(&db, plan, history.clone()).await;
         Self {
-            folder,
+            _folder: folder,
             db,
             router,
             history,
@@ -95,9 +95,10 @@ impl Top {
 
     /// Waits until the queue holds nothing.
     pub(crate) async fn drained(&self) {
-        while self.db.queues().iter().any(|queue| queue.depth > 0) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("the queue is empty", || {
+            self.db.queues().iter().all(|queue| queue.depth == 0)
+        })
+        .await;
     }
 
     /// The numbers of a key's attempts, in the order in which the target saw them start.
@@ -128,6 +129,21 @@ impl Top {
             history.push(&event);
         }
         history::check(history, options)
+    }
+}
+
+/// Waits until something is so that nobody tells of. A minute is for ever here.
+pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
+    let waiting = async {
+        while !so() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(60), waiting)
+        .await
+        .is_err()
+    {
+        panic!("never came to pass: {what}");
     }
 }
 
