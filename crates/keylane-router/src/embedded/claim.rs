@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rusqlite::{Connection, Row, Statement};
 
-use super::clock::{Clock, Moment};
+use super::clock::{Clock, Epoch};
 use super::queue::{Queue, Statements};
 use super::schema;
 use super::shelf::{LaneId, Pick, Run, Shelf, Step, Taken, lane_name};
@@ -52,18 +52,14 @@ pub(super) struct Claimed {
 #[derive(Debug)]
 pub(super) struct Reader {
     connection: Connection,
-    /// Due times of the side index count from here.
-    opened: Instant,
+    epoch: Epoch,
 }
 
 impl Reader {
-    pub(super) fn open(file: &Path, now: Instant) -> Result<Self, rusqlite::Error> {
+    pub(super) fn open(file: &Path, epoch: Epoch) -> Result<Self, rusqlite::Error> {
         let connection = schema::open_reader(file)?;
         connection.execute_batch(MAKE_SIDE)?;
-        Ok(Self {
-            connection,
-            opened: now,
-        })
+        Ok(Self { connection, epoch })
     }
 
     /// Claims what may be handed out now; nothing when nothing may. After an error the shelf is
@@ -135,12 +131,11 @@ impl Reader {
     ) -> Result<usize, rusqlite::Error> {
         let limit = queue.shelf().limits().chunk;
         let rows = read_chunk(&self.connection, &queue.sql, after, limit)?;
-        // After the reading: no row is younger than this moment, so none is due too early.
-        let moment = Moment::of(clock);
+        let now = clock.now();
         let read = rows.ends.len();
         let overflow = {
             let mut shelf = queue.shelf();
-            rows.put_on(&mut shelf, moment, poisoned);
+            rows.put_on(&mut shelf, self.epoch, now, poisoned);
             if read < limit {
                 shelf.seen_all(newest);
             }
@@ -154,7 +149,7 @@ impl Reader {
         if runs.is_empty() {
             return Ok(());
         }
-        let opened = self.opened;
+        let opened = self.epoch.opened.now;
         let tx = self.connection.transaction()?;
         {
             let mut add = tx.prepare_cached(ADD_SIDE)?;
@@ -201,14 +196,15 @@ impl Reader {
                 first: row.get::<_, i64>(0)? as u64,
                 last: row.get::<_, i64>(1)? as u64,
                 count: row.get::<_, i64>(2)? as u64,
-                due: due.map(|due| self.opened + Duration::from_millis(due.max(0) as u64)),
+                due: due
+                    .map(|due| self.epoch.opened.now + Duration::from_millis(due.max(0) as u64)),
             })
         })?;
         runs.collect()
     }
 }
 
-/// Until when a row is delayed, on the wall clock, and how long it was delayed for in all.
+/// Until when a row is delayed, as stored, and how long it was delayed for in all.
 #[derive(Clone, Copy)]
 struct Delay {
     until: i64,
@@ -224,13 +220,15 @@ struct Chunk {
 }
 
 impl Chunk {
-    fn put_on(&self, shelf: &mut Shelf, moment: Moment, poisoned: &mut Vec<u64>) {
+    fn put_on(&self, shelf: &mut Shelf, epoch: Epoch, now: Instant, poisoned: &mut Vec<u64>) {
         let mut start = 0;
         for (seq, end, delay) in &self.ends {
             match end {
                 Some(end) => {
-                    let due = delay.and_then(|delay| moment.due(delay.until, delay.whole));
-                    shelf.arrived(*seq, &self.names[start..*end], due, moment.now);
+                    let due = delay
+                        .and_then(|delay| epoch.due(*seq, delay.until, delay.whole))
+                        .filter(|due| *due > now);
+                    shelf.arrived(*seq, &self.names[start..*end], due, now);
                     start = *end;
                 }
                 None => {

@@ -57,6 +57,35 @@ impl Moment {
     }
 }
 
+/// When the file was opened, by both clocks. Delays are stored by a wall clock of our own that began
+/// then and never steps: within one process it is exact, whatever is done to the machine's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Epoch {
+    pub(super) opened: Moment,
+    /// Rows from this sequence on were stored by this process.
+    pub(super) first_seq: u64,
+}
+
+impl Epoch {
+    /// What is stored for something that is due `delay` from now.
+    pub(super) fn stored_due(&self, now: Instant, delay: Duration) -> i64 {
+        let since = now.saturating_duration_since(self.opened.now);
+        millis(self.opened.wall + since + delay)
+    }
+
+    /// The monotonic moment at which a row is due; `None` when it was so before we opened. A row of
+    /// an earlier process waits at most its whole delay from the opening: the machine's clock may
+    /// have been set back since.
+    pub(super) fn due(&self, seq: u64, stored: i64, whole: Duration) -> Option<Instant> {
+        let left = stored.saturating_sub(millis(self.opened.wall)).max(0) as u64;
+        let mut left = Duration::from_millis(left);
+        if seq < self.first_seq {
+            left = left.min(whole);
+        }
+        (!left.is_zero()).then(|| self.opened.now + left)
+    }
+}
+
 /// A wall-clock time as the file has it.
 pub(super) fn millis(time: SystemTime) -> i64 {
     match time.duration_since(UNIX_EPOCH) {

@@ -54,7 +54,7 @@ pub use stores::EmbeddedStore;
 
 use crate::plan::Keyless;
 use crate::store::StoreError;
-use clock::Moment;
+use clock::{Epoch, Moment};
 use dedup::Dedup;
 use lock::FolderLock;
 use queue::Queue;
@@ -201,6 +201,7 @@ pub struct Db {
 pub(crate) struct Shared {
     file: PathBuf,
     clock: Arc<dyn Clock>,
+    epoch: Epoch,
     writer: Writer,
     /// Every poll has a number of its own.
     batches: AtomicU64,
@@ -276,6 +277,10 @@ impl Db {
         };
         let (queues, next_seq, dedup, memory, used) =
             load().map_err(|error| OpenError::of(&file, &error))?;
+        let epoch = Epoch {
+            opened: moment,
+            first_seq: next_seq,
+        };
         let writer = State {
             file: file.clone(),
             durability,
@@ -292,6 +297,7 @@ impl Db {
         let shared = Shared {
             file,
             clock: options.clock,
+            epoch,
             writer,
             batches: AtomicU64::new(1),
             queues: Mutex::new(queues),

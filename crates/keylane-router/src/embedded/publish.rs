@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::Db;
-use super::clock::{Moment, millis};
+use super::clock::{Epoch, Moment};
 use super::dedup::{BodyHash, IdHash};
 use super::queue::Queue;
 use super::writer::{Failure, Tx, Write};
@@ -94,12 +94,9 @@ impl Db {
             None => return Err(PublishError::UnknownQueue(queue.into())),
         };
         let (send, receive) = oneshot::channel();
-        self.shared.writer.submit(Publish::new(
-            queue,
-            messages,
-            Moment::of(&*self.shared.clock),
-            send,
-        ));
+        let moment = Moment::of(&*self.shared.clock);
+        let publish = Publish::new(queue, messages, self.shared.epoch, moment, send);
+        self.shared.writer.submit(publish);
         let closed = |_| Err(PublishError::Store(StoreError::Closed));
         receive.await.unwrap_or_else(closed)
     }
@@ -111,6 +108,7 @@ struct Publish {
     /// With the hashes, made on the caller's thread to spare the writer.
     messages: Vec<(NewMessage, IdHash, BodyHash)>,
     bytes: usize,
+    epoch: Epoch,
     moment: Moment,
     /// By index.
     duplicates: Vec<usize>,
@@ -122,6 +120,7 @@ impl Publish {
     fn new(
         queue: Arc<Queue>,
         messages: Vec<NewMessage>,
+        epoch: Epoch,
         moment: Moment,
         send: oneshot::Sender<Result<Published, PublishError>>,
     ) -> Self {
@@ -139,6 +138,7 @@ impl Publish {
                 .sum(),
             queue,
             messages,
+            epoch,
             moment,
             duplicates: Vec::new(),
             newest: 0,
@@ -176,7 +176,8 @@ impl Write for Publish {
                 Some(_) => return Err(Failure::Conflict(message.id.clone())),
                 None => {
                     self.newest = tx.next_seq();
-                    insert(tx, &self.queue, self.newest, message, self.moment)?;
+                    let due = self.epoch.stored_due(self.moment.now, message.delay);
+                    insert(tx, &self.queue, self.newest, message, due)?;
                     tx.dedup.add(tx.sql, *id, *body, self.moment)?;
                 }
             }
@@ -206,11 +207,11 @@ fn insert(
     queue: &Queue,
     seq: u64,
     message: &NewMessage,
-    moment: Moment,
+    due: i64,
 ) -> Result<(), rusqlite::Error> {
     let delay = message.delay.as_nanos().div_ceil(1_000_000) as i64;
     let delay = (delay > 0).then_some(delay);
-    let due = delay.map(|_| millis(moment.wall + message.delay));
+    let due = delay.map(|_| due);
     let headers = (!message.headers.is_empty())
         .then(|| serde_json::to_string(&text_pairs(&message.headers)).expect("pairs of strings"));
     tx.sql.prepare_cached(&queue.sql.insert)?.execute((

@@ -24,6 +24,9 @@ use crate::source::SettleError;
 
 /// With fewer lanes than this ready, the cursor looks further ahead for others.
 const LANES_AHEAD: usize = 8;
+/// With this many lanes whose next messages are known and only wait for what is out, there is no
+/// hurry to look for more.
+const LANES_BLOCKED: usize = 64;
 
 /// How much of a queue is kept in memory.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +127,8 @@ struct Lane {
     later: usize,
     /// A return's delay.
     hold: Option<Instant>,
+    /// Something waits behind what is out; counted in [`Shelf::blocked`].
+    blocked: bool,
 }
 
 impl Lane {
@@ -247,6 +252,8 @@ pub(super) struct Shelf {
     ready: VecDeque<LaneId>,
     /// Waiting messages of the lanes in `ready`.
     ready_messages: u64,
+    /// Lanes with something waiting behind what is out.
+    blocked: usize,
     dues: BinaryHeap<Reverse<(Instant, Due)>>,
     out: HashMap<u64, Out>,
     /// Runs on their way to the side index.
@@ -271,6 +278,7 @@ impl Shelf {
             names: HashMap::new(),
             ready: VecDeque::new(),
             ready_messages: 0,
+            blocked: 0,
             dues: BinaryHeap::new(),
             out: HashMap::new(),
             overflow: Vec::new(),
@@ -310,6 +318,11 @@ impl Shelf {
         !self.ready.is_empty() || !self.at_end()
     }
 
+    /// Whether there are rows the cursor has not passed.
+    pub(super) fn has_more(&self) -> bool {
+        !self.at_end()
+    }
+
     /// When the next held lane is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.dues.peek().map(|Reverse((due, _))| *due)
@@ -323,6 +336,7 @@ impl Shelf {
         self.tail = None;
         self.ready.clear();
         self.ready_messages = 0;
+        self.blocked = 0;
         self.dues.clear();
         self.overflow.clear();
         self.runs = 0;
@@ -337,6 +351,7 @@ impl Shelf {
             lane.aside = 0;
             lane.waiting = 0;
             lane.later = 0;
+            lane.blocked = false;
             lane.hold = lane.hold.filter(|hold| *hold > now);
             // A held lane keeps its entry though it is empty for now: its hold must meet it again.
             if lane.out == 0 && lane.hold.is_none() {
@@ -381,12 +396,14 @@ impl Shelf {
         }
     }
 
-    /// Read on while what is ready does not fill the room, or is all of a few lanes. The second
-    /// only so far: what is ready must not wait for a long way through one lane's backlog.
+    /// Read on while what is ready does not fill the room, or is all of a few lanes. But only so far:
+    /// what is ready must not wait for a long way through one lane's backlog, and where many lanes
+    /// will be ready when what is out is settled, reading ahead of them gains nothing.
     fn wants_scan(&self, room: usize, scanned: usize) -> bool {
         let enough =
             self.ready_messages >= room as u64 && self.ready.len() >= LANES_AHEAD.min(room);
-        !self.at_end() && !enough && (self.ready.is_empty() || scanned < self.limits.rows_ahead)
+        let urgent = self.ready.is_empty() && self.blocked < LANES_BLOCKED;
+        !self.at_end() && !enough && (urgent || scanned < self.limits.rows_ahead)
     }
 
     fn at_end(&self) -> bool {
@@ -733,10 +750,14 @@ impl Shelf {
         }
         lane.place = Place::Aside;
         lane.hold = lane.hold.filter(|hold| *hold > now);
+        let locked = lane.out > 0 && !lane.parallel;
+        let blocked = locked && lane.waiting > 0;
+        let was = std::mem::replace(&mut lane.blocked, blocked);
+        self.blocked = self.blocked + usize::from(blocked) - usize::from(was);
+        let lane = self.lane_mut(id);
         if lane.is_empty() {
             return self.remove(id);
         }
-        let locked = lane.out > 0 && !lane.parallel;
         if locked || lane.waiting == 0 {
             return;
         }
@@ -780,6 +801,7 @@ impl Shelf {
             waiting: 0,
             later: 0,
             hold: None,
+            blocked: false,
         };
         let id = match self.free.pop() {
             Some(id) => {

@@ -17,6 +17,9 @@ use super::writer::{Failure, Tx, Write};
 use crate::message::{BrokerId, Identity};
 use crate::source::{BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError};
 
+/// How long the cursor rests when what it knows already only waits for settlements.
+const BREATH: Duration = Duration::from_millis(5);
+
 /// What settles one message: its sequence, and the claim it came with, so that a receipt of an
 /// earlier loan settles nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +56,7 @@ impl EmbeddedSource {
             let mut reader = queue.reader.lock().expect("no panic while claiming");
             let reader = match &mut *reader {
                 Some(reader) => reader,
-                empty => empty.insert(Reader::open(&shared.file, shared.clock.now())?),
+                empty => empty.insert(Reader::open(&shared.file, shared.epoch)?),
             };
             let claimed = reader.claim(&queue, room, &*shared.clock)?;
             Ok(Claim {
@@ -103,6 +106,14 @@ impl EmbeddedSource {
                 // The sender lives as long as the queue, which we hold.
                 None => drop(changed.await),
             }
+        }
+    }
+
+    /// After a claim that found nothing and left rows unread: many lanes wait for settlements, so
+    /// the next one of those is worth waiting for before the cursor goes on.
+    async fn breathe(&mut self) {
+        if self.queue.shelf().has_more() {
+            let _ = tokio::time::timeout(BREATH, self.events.changed()).await;
         }
     }
 
@@ -173,6 +184,7 @@ impl Source for EmbeddedSource {
             if !received.is_empty() {
                 return Ok(received);
             }
+            self.breathe().await;
         }
     }
 

@@ -1,4 +1,4 @@
-//! A clock that moves when the test says so; and what the queue does when the wall clock steps.
+//! A clock that moves when the test says so.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,6 +24,11 @@ impl TestClock {
 
     pub(crate) fn advance(&self, by: Duration) {
         self.state.send_modify(|(since, _)| *since += by);
+    }
+
+    pub(crate) fn set_wall_back(&self, by: Duration) {
+        let by = by.as_secs() as i64;
+        self.state.send_modify(|(_, step)| *step -= by);
     }
 }
 

@@ -384,6 +384,7 @@ impl World {
 
 fn run(ops: Vec<Op>, keyless: Keyless, tiny: bool) {
     let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
         .build()
         .expect("a runtime");
     runtime.block_on(async {
