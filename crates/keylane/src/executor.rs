@@ -20,7 +20,7 @@ use crate::run_all::RunAll;
 use crate::shell::{NotTaken, Shell};
 use crate::stats::{KeyLimits, KeyStats, Stats};
 use crate::task::{Task, TaskError};
-use crate::tasks::{Lane, Tasks};
+use crate::tasks::{Finished, Lane, Tasks};
 
 /// Runs tasks in order per key, concurrently across keys. Cheap to clone.
 ///
@@ -106,7 +106,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     ///
     /// It takes its place in its key's order at the first poll; later submits of that key queue
     /// behind it or are refused. Cancel-safe: dropping the future frees the place, and the task
-    /// does not run.
+    /// does not run, or is stopped if it has just been started.
     pub fn submit_when_room<Tk: Task>(&self, key: K, task: Tk) -> SubmitWhenRoom<K, Tk> {
         SubmitWhenRoom {
             executor: self.clone(),
@@ -203,13 +203,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
 
     /// The limits a task submitted now under this key would have.
     pub fn limits_of(&self, key: &K) -> KeyLimits {
-        let lane = Lane::Key(key.clone());
-        let state = self.owner.shell.lanes(|lanes| lanes.state_of(&lane));
-        if let Some(state) = state {
-            return KeyLimits::of(state.limits);
-        }
-        let own = self.owner.shell.lane_spec(&lane).limits;
-        KeyLimits::of(own.unwrap_or(self.limits().for_lanes().lane))
+        KeyLimits::of(self.owner.shell.limits_of(Lane::Key(key.clone())))
     }
 
     /// The limits in force.
@@ -232,9 +226,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
 
     /// Nothing of this key starts until [`resume`](Self::resume); what runs goes on.
     pub fn pause(&self, key: &K) {
-        let lane = Lane::Key(key.clone());
-        let spec = self.owner.shell.lane_spec(&lane);
-        self.owner.shell.lanes(|lanes| lanes.pause(lane, |_| spec));
+        self.owner.shell.pause(Lane::Key(key.clone()));
     }
 
     /// Ends a pause; `false` if there was none.
@@ -284,7 +276,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
 
     fn end_waiting(&self, key: &K, ending: &Ending) {
         for job in self.owner.shell.evict(&Lane::Key(key.clone())) {
-            job.end(ending.clone());
+            self.owner.shell.work.end(job, ending.clone());
         }
     }
 
@@ -295,14 +287,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     fn reason_of(&self, refused: NotTaken<Box<dyn Job>>) -> (Box<dyn Job>, Reason) {
         match refused {
             NotTaken::Closed(job) => (job, Reason::ShutDown),
-            NotTaken::Full(full) => {
-                let limits = self.limits();
+            NotTaken::Full { full, key_limit } => {
                 let reason = match full.limit {
-                    FullOf::Key => Reason::KeyFull {
-                        limit: limits.queue_limit_per_key.unwrap_or(usize::MAX),
-                    },
+                    FullOf::Key => Reason::KeyFull { limit: key_limit },
                     FullOf::Total => Reason::Full {
-                        limit: limits.queue_limit.unwrap_or(usize::MAX),
+                        limit: self.limits().queue_limit.unwrap_or(usize::MAX),
                     },
                 };
                 (full.job, reason)
@@ -338,7 +327,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Owner<K> {
             running: self.shell.lanes(|lanes| lanes.running()),
         };
         for job in waiting {
-            job.end(Ending::Cancelled(Why::ShutDown));
+            self.shell.work.end(job, Ending::Cancelled(Why::ShutDown));
         }
         self.shell.abort_all();
         left
@@ -442,7 +431,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         let closed = matches!(refused, NotTaken::Closed(_));
         let (job, reason) = self.reason_of(refused);
         if closed {
-            job.end(Ending::Rejected(reason));
+            self.owner.shell.work.end(job, Ending::Rejected(reason));
             return TaskHandle { cell, place: None };
         }
         match self.decide(&cell, &reason) {
@@ -485,9 +474,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     ) -> TaskHandle<K, Tk::Output> {
         match policy {
             Policy::Abort => {
-                let task = cell.id.as_deref().unwrap_or("without id");
-                let text = format!("no room for the task {task:?}: {reason}");
-                ended(&cell, job, Status::Failed(TaskError::NoRoom(text)))
+                let id = cell.id.clone();
+                ended(&cell, job, Status::Failed(TaskError::NoRoom { id, reason }))
             }
             Policy::Discard => ended(&cell, job, Status::Rejected(reason)),
             Policy::CallerRuns => self.caller_runs::<Tk>(job, cell, lane),
@@ -503,13 +491,18 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     ) -> TaskHandle<K, Tk::Output> {
         let cell = old.again();
         let mut task = Box::pin(take_task::<K, Tk>(job));
-        let run = std::future::poll_fn(move |cx| task.as_mut().poll_task(cx));
+        let runtime = self.owner.spawner.clone();
+        let run = std::future::poll_fn(move |cx| {
+            let _inside = runtime.enter();
+            task.as_mut().poll_task(cx)
+        });
         cell.set_caller(Box::pin(run));
         let called = Box::new(Called::new(cell.clone()));
         match self.owner.shell.push_over(lane.clone(), called) {
             Ok((seq, _)) => self.handle(cell, lane, seq),
             Err(job) => {
-                job.end(Ending::Rejected(Reason::ShutDown));
+                let ending = Ending::Rejected(Reason::ShutDown);
+                self.owner.shell.work.end(job, ending);
                 TaskHandle { cell, place: None }
             }
         }
@@ -520,10 +513,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         job: Box<dyn Job>,
         cell: Arc<Cell<K, Tk::Output>>,
     ) -> TaskHandle<K, Tk::Output> {
+        let work = self.owner.shell.work.clone();
         let mut job = Box::into_pin(job);
         self.owner.spawner.spawn(async move {
-            std::future::poll_fn(|cx| job.as_mut().poll(cx)).await;
-            job.publish();
+            let ran = std::future::poll_fn(|cx| job.as_mut().poll(cx)).await;
+            work.publish(Finished { job, ran });
         });
         TaskHandle { cell, place: None }
     }
@@ -650,7 +644,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         match self.owner.shell.push_over(lane.clone(), job) {
             Ok((seq, room)) => (self.handle(cell, lane, seq), room),
             Err(job) => {
-                job.end(Ending::Rejected(Reason::ShutDown));
+                let ending = Ending::Rejected(Reason::ShutDown);
+                self.owner.shell.work.end(job, ending);
                 (TaskHandle { cell, place: None }, true)
             }
         }

@@ -56,7 +56,8 @@ where
     /// Takes the task out if it still waits.
     pub(crate) fn cancel(&self, why: Why) -> bool {
         let job = self.shell.cancel(&self.lane, self.seq);
-        job.map(|job| job.end(Ending::Cancelled(why))).is_some()
+        let end = |job| self.shell.work.end(job, Ending::Cancelled(why));
+        job.map(end).is_some()
     }
 }
 
@@ -157,8 +158,9 @@ where
     /// # Panics
     /// When polled again after the result was taken.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.cell
-            .poll_result(cx, |result| result.take().expect("the result is there"))
+        self.cell.poll_result(cx, |result| {
+            result.take().expect("polled after its result was taken")
+        })
     }
 }
 

@@ -13,16 +13,16 @@ use tokio::time::Instant;
 use crate::BuildErrors;
 use crate::lanes::{Full, LaneState, Spec, Time};
 use crate::listener::Common;
-use crate::rt::contain;
+use crate::rt::{contain, contain_all};
 use crate::rules::{KeyRules, Limits};
-use crate::shell::{Ended, Flushing, NotTaken, Shell, Until, Work};
+use crate::shell::{Ended, Flushing, NotTaken, Shell, Stop, Types, Until, Work};
 use crate::stats::{KeyStats, Stats};
 
 /// What is done with jobs.
 pub trait Handler<K, J>: Send + Sync + 'static {
     /// Whether the job at the front of its lane may start. Asked before rates and permits; a lane
     /// that may not is held as this says, taking no permit. Asked under the executor's lock: be
-    /// quick, and do not call the executor.
+    /// quick, and do not call the executor. A panic counts as [`Gate::Go`].
     fn gate(&self, job: &J) -> Gate {
         let _ = job;
         Gate::Go
@@ -34,6 +34,7 @@ pub trait Handler<K, J>: Send + Sync + 'static {
 
     /// Deals with everything that waited in a lane, oldest first, after [`Reply::Flush`] or
     /// [`JobExecutor::flush`], and answers what is to stay in its place. The lane waits for this.
+    /// A panic is contained: the jobs are gone and the lane goes on.
     fn flushed(&self, key: K, jobs: Vec<Queued<J>>) -> impl Future<Output = Vec<Queued<J>>> + Send;
 }
 
@@ -146,7 +147,7 @@ where
     pub fn push(&self, key: K, job: J) -> Result<(), NotPushed<J>> {
         match self.shell.push(key, job) {
             Ok(_) => Ok(()),
-            Err(NotTaken::Full(full)) => Err(NotPushed::Full(full)),
+            Err(NotTaken::Full { full, .. }) => Err(NotPushed::Full(full)),
             Err(NotTaken::Closed(job)) => Err(NotPushed::ShutDown(job)),
         }
     }
@@ -162,15 +163,15 @@ where
         self.shell.lanes(|lanes| lanes.flush(key))
     }
 
-    /// Takes the job at the front of a key's lane if it waits there and `which` says so.
+    /// Takes the job at the front of a key's lane if it waits there and `which` says so. That is
+    /// asked under the executor's lock: be quick, and do not call the executor.
     pub fn take_head(&self, key: &K, which: impl FnOnce(&J) -> bool) -> Option<J> {
         self.shell.lanes(|lanes| lanes.take_head(key, which))
     }
 
     /// Nothing of this key starts until [`resume`](Self::resume).
     pub fn pause(&self, key: K) {
-        let spec = self.shell.lane_spec(&key);
-        self.shell.lanes(|lanes| lanes.pause(key, |_| spec));
+        self.shell.pause(key);
     }
 
     /// Ends a pause; `false` if there was none.
@@ -178,7 +179,8 @@ where
         self.shell.lanes(|lanes| lanes.resume(key))
     }
 
-    /// Looks at what waits under a key, oldest first, and at how its lane is.
+    /// Looks at what waits under a key, oldest first, and at how its lane is; under the executor's
+    /// lock: be quick, and do not call the executor.
     pub fn inspect<R>(
         &self,
         key: &K,
@@ -257,12 +259,12 @@ where
 
     /// Takes no more jobs, starts nothing more, hands what waits to [`Handler::flushed`] lane by
     /// lane as soon as nothing of the lane runs, and waits for what runs. `false` when that took
-    /// longer than the deadline: what runs still does.
+    /// longer than the deadline: what runs still does, and what [`Handler::flushed`] wants to keep
+    /// stays where it is and does not start.
     ///
     /// Cancel-safe: dropped, the executor is draining all the same.
     pub async fn drain(&self, deadline: Duration) -> bool {
-        self.shell.close();
-        self.shell.lanes(|lanes| lanes.flush_all());
+        self.shell.drain();
         tokio::time::timeout(deadline, self.all_idle())
             .await
             .is_ok()
@@ -306,14 +308,15 @@ impl<K, J, H> Jobs<K, J, H> {
 
 /// One job under way.
 pub(crate) struct RunJob<J> {
-    run: Pin<Box<dyn Future<Output = Reply<J>> + Send>>,
+    run: Option<Pin<Box<dyn Future<Output = Reply<J>> + Send>>>,
 }
 
 impl<J> Future for RunJob<J> {
     type Output = Ended<J, Option<String>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let reply = match contain(|| self.run.as_mut().poll(cx)) {
+        let run = self.run.as_mut().expect("polled until it is ready");
+        let reply = match contain(|| run.as_mut().poll(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(reply)) => reply,
             Err(message) => return Poll::Ready(Ended::Done(Some(message))),
@@ -329,17 +332,19 @@ impl<J> Future for RunJob<J> {
     }
 }
 
+impl<K, J, H> Types for Jobs<K, J, H> {
+    type Job = J;
+    type Run = RunJob<J>;
+    /// A panic's message, to be reported.
+    type After = Option<String>;
+}
+
 impl<K, J, H> Work<K> for Jobs<K, J, H>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
     J: Send + 'static,
     H: Handler<K, J>,
 {
-    type Job = J;
-    type Run = RunJob<J>;
-    /// A panic's message, to be reported.
-    type After = Option<String>;
-
     fn gate(&self, job: &J) -> Option<Until> {
         match self.handler.gate(job) {
             Gate::Go => None,
@@ -351,7 +356,7 @@ where
     fn start(&self, job: J, slot: usize) -> RunJob<J> {
         let handler = self.handler.clone();
         RunJob {
-            run: Box::pin(async move { handler.handle(job, slot).await }),
+            run: Some(Box::pin(async move { handler.handle(job, slot).await })),
         }
     }
 
@@ -359,9 +364,8 @@ where
         true
     }
 
-    fn abandon(&self, run: RunJob<J>) -> Option<String> {
-        drop(run);
-        None
+    fn abandon(&self, run: RunJob<J>, _: Stop) -> Option<String> {
+        contain(|| drop(run)).err()
     }
 
     fn after(&self, panicked: Option<String>) {
@@ -371,17 +375,25 @@ where
     }
 
     fn flushed(self: &Arc<Self>, key: K, jobs: Vec<(u64, J)>) -> Flushing<J> {
-        let handler = self.handler.clone();
+        let work = self.clone();
         let jobs = jobs
             .into_iter()
             .map(|(seq, job)| Queued { job, seq })
             .collect();
         Box::pin(async move {
-            let keep = handler.flushed(key, jobs).await;
+            let flushed = async { work.handler.flushed(key, jobs).await };
+            let keep = contain_all(flushed).await.unwrap_or_else(|message| {
+                work.common.panicked("flush", &message);
+                Vec::new()
+            });
             keep.into_iter()
                 .map(|queued| (queued.seq, queued.job))
                 .collect()
         })
+    }
+
+    fn panicked(&self, who: &str, message: &str) {
+        self.common.panicked(who, message);
     }
 
     fn spec(&self, key: &K) -> Spec {

@@ -11,7 +11,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use crate::listener::{Common, TaskInfo};
-use crate::result::{Reason, Status, TaskResult, Why};
+use crate::result::{Kind, Reason, Status, TaskResult, Why};
 use crate::rt::{AbortHandle, Mutex, contain, lock};
 use crate::task::{Task, TaskError, Verdict};
 
@@ -20,11 +20,11 @@ pub(crate) trait Job: Send + 'static {
     /// Runs it; panics are contained. The result stays inside until `publish`.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran>;
     /// It is stopped before its end.
-    fn stop(self: Pin<&mut Self>, why: Why);
+    fn stop(self: Pin<&mut Self>, why: Why) -> Ran;
     /// Its permits are free: its result may be seen.
     fn publish(self: Pin<Box<Self>>);
     /// It leaves its lane without having run.
-    fn end(self: Box<Self>, ending: Ending);
+    fn end(self: Box<Self>, ending: Ending) -> Ran;
     /// Whether dropping it stops it.
     fn stops_when_dropped(&self) -> bool;
     /// Itself, to get the task back.
@@ -35,6 +35,21 @@ pub(crate) trait Job: Send + 'static {
 pub(crate) enum Ran {
     Well,
     Panicked(String),
+}
+
+impl Ran {
+    /// Drops what is left of a task: its remains may panic as well as itself.
+    fn dropping(remains: impl FnOnce()) -> Self {
+        contain(remains).map_or_else(Self::Panicked, |()| Self::Well)
+    }
+
+    /// The first panic of two.
+    fn and(self, then: Self) -> Self {
+        match self {
+            Self::Well => then,
+            panicked => panicked,
+        }
+    }
 }
 
 /// How a task ends that never ran.
@@ -56,22 +71,23 @@ impl<Tk: Task> Job for Posted<Tk> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
         let task = self.as_mut().project().task.as_pin_mut();
         let task = task.expect("polled until it is ready");
-        let ran = match contain(|| task.poll_task(cx)) {
+        let ran = match contain(|| task.poll_task(cx).map(drop)) {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(_)) => Ran::Well,
+            Ok(Poll::Ready(())) => Ran::Well,
             Err(message) => Ran::Panicked(message),
         };
-        self.project().task.set(None);
-        Poll::Ready(ran)
+        Poll::Ready(ran.and(Ran::dropping(|| self.project().task.set(None))))
     }
 
-    fn stop(self: Pin<&mut Self>, _: Why) {
-        self.project().task.set(None);
+    fn stop(self: Pin<&mut Self>, _: Why) -> Ran {
+        Ran::dropping(|| self.project().task.set(None))
     }
 
     fn publish(self: Pin<Box<Self>>) {}
 
-    fn end(self: Box<Self>, _: Ending) {}
+    fn end(self: Box<Self>, _: Ending) -> Ran {
+        Ran::dropping(|| drop(self))
+    }
 
     fn stops_when_dropped(&self) -> bool {
         Tk::STOPS_WHEN_DROPPED
@@ -94,7 +110,10 @@ pub(crate) struct Cell<K, T> {
 struct CellState<K, T> {
     started: Option<Instant>,
     cancel: Option<Why>,
+    /// Somebody ends it: nobody else may.
     ended: bool,
+    /// Its result could be seen; `None` after that means that it was taken.
+    published: bool,
     result: Option<TaskResult<K, T>>,
     /// Polls the running task.
     driver: Option<Waker>,
@@ -112,6 +131,7 @@ impl<K, T> CellState<K, T> {
             started: None,
             cancel: None,
             ended: false,
+            published: false,
             result: None,
             driver: None,
             waiting: Vec::new(),
@@ -201,13 +221,17 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         }
         let result = self.result(status, state.started, now);
         let ran = result.ran;
-        self.common.count(result.status.kind());
+        self.common.count(match result.status.refusal() {
+            Some(_) => Kind::Rejected,
+            None => result.status.kind(),
+        });
         if self.common.listener.is_some() {
             drop(state);
             self.tell_end(&result.status, ran);
             state = lock(&self.state);
         }
         state.result = Some(result);
+        state.published = true;
         state.driver = None;
         let deadline = state.deadline.take();
         let waiting = std::mem::take(&mut state.waiting);
@@ -237,10 +261,10 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     }
 
     fn tell_end(&self, status: &Status<T>, ran: Duration) {
-        self.tell(|listener, task| match status {
-            Status::Cancelled(why) => listener.cancelled(task, *why),
-            Status::Rejected(reason) => listener.rejected(task, reason),
-            done => listener.completed(task, done.kind(), ran),
+        self.tell(|listener, task| match (status, status.refusal()) {
+            (_, Some(reason)) => listener.rejected(task, reason),
+            (Status::Cancelled(why), _) => listener.cancelled(task, *why),
+            (ended, _) => listener.completed(task, ended.kind(), ran),
         });
     }
 
@@ -260,7 +284,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     }
 
     pub(crate) fn is_ended(&self) -> bool {
-        lock(&self.state).result.is_some()
+        lock(&self.state).published
     }
 
     /// Asks a running task to stop; `false` if it has ended.
@@ -306,7 +330,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     ) -> Poll<TaskResult<K, T>> {
         self.poll_as_caller(cx);
         let mut state = lock(&self.state);
-        if state.result.is_some() {
+        if state.published {
             return Poll::Ready(keep(&mut state.result));
         }
         if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {
@@ -328,17 +352,28 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         };
         let polled = contain(|| run.as_mut().poll(cx));
         let mut state = lock(&self.state);
+        if !matches!(state.caller, Caller::Polled) {
+            // It was cut off meanwhile. Nobody is left to hear of a panic.
+            drop(state);
+            let _ = Ran::dropping(|| drop(run));
+            return;
+        }
         state.caller = match polled {
             Ok(Poll::Pending) => Caller::Turn(run),
             Ok(Poll::Ready(verdict)) => Caller::Ran(Ok(verdict)),
             Err(message) => Caller::Ran(Err(message)),
         };
-        if let Caller::Ran(_) = state.caller
-            && let Some(driver) = state.driver.take()
-        {
-            drop(state);
+        let driver = state.driver.take();
+        drop(state);
+        // It looks whether the task has ended, or is to stop now that nobody polls it.
+        if let Some(driver) = driver {
             driver.wake();
         }
+    }
+
+    /// Whether the caller polls the task at this moment; it wakes the driver afterwards.
+    fn is_polled(&self) -> bool {
+        matches!(lock(&self.state).caller, Caller::Polled)
     }
 
     /// The caller's turn has come: answers the verdict once it is there.
@@ -357,9 +392,9 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         Poll::Pending
     }
 
-    fn drop_caller(&self) {
+    fn drop_caller(&self) -> Ran {
         let run = std::mem::replace(&mut lock(&self.state).caller, Caller::No);
-        drop(run);
+        Ran::dropping(|| drop(run))
     }
 }
 
@@ -408,8 +443,7 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
         if let Some(why) = self.cell.before_poll(cx)
             && Tk::STOPS_WHEN_DROPPED
         {
-            self.stop(why);
-            return Poll::Ready(Ran::Well);
+            return Poll::Ready(self.stop(why));
         }
         let task = self.as_mut().project().task.as_pin_mut();
         let task = task.expect("polled until it is ready");
@@ -421,14 +455,13 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
         };
         let mut this = self.project();
         *this.status = Some(status);
-        this.task.set(None);
-        Poll::Ready(ran)
+        Poll::Ready(ran.and(Ran::dropping(|| this.task.set(None))))
     }
 
-    fn stop(self: Pin<&mut Self>, why: Why) {
+    fn stop(self: Pin<&mut Self>, why: Why) -> Ran {
         let mut this = self.project();
-        this.task.set(None);
         *this.status = Some(Status::Cancelled(why));
+        Ran::dropping(|| this.task.set(None))
     }
 
     fn publish(mut self: Pin<Box<Self>>) {
@@ -438,9 +471,10 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
         }
     }
 
-    fn end(mut self: Box<Self>, ending: Ending) {
-        self.task = None;
+    fn end(mut self: Box<Self>, ending: Ending) -> Ran {
+        let ran = Ran::dropping(|| self.task = None);
         self.cell.complete(ending.status());
+        ran
     }
 
     fn stops_when_dropped(&self) -> bool {
@@ -469,7 +503,7 @@ impl<K: Clone + 'static, T> Unpin for Called<K, T> {}
 
 impl<K: Clone + 'static, T> Drop for Called<K, T> {
     fn drop(&mut self) {
-        self.cell.drop_caller();
+        let _ = self.cell.drop_caller();
         self.cell.complete(Status::Cancelled(Why::ShutDown));
     }
 }
@@ -481,8 +515,10 @@ where
 {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
         if let Some(why) = self.cell.before_poll(cx) {
-            self.stop(why);
-            return Poll::Ready(Ran::Well);
+            if self.cell.is_polled() {
+                return Poll::Pending;
+            }
+            return Poll::Ready(self.stop(why));
         }
         let Poll::Ready(verdict) = self.cell.poll_caller() else {
             return Poll::Pending;
@@ -495,9 +531,9 @@ where
         Poll::Ready(ran)
     }
 
-    fn stop(mut self: Pin<&mut Self>, why: Why) {
-        self.cell.drop_caller();
+    fn stop(mut self: Pin<&mut Self>, why: Why) -> Ran {
         self.status = Some(Status::Cancelled(why));
+        self.cell.drop_caller()
     }
 
     fn publish(mut self: Pin<Box<Self>>) {
@@ -506,9 +542,10 @@ where
         }
     }
 
-    fn end(self: Box<Self>, ending: Ending) {
-        self.cell.drop_caller();
+    fn end(self: Box<Self>, ending: Ending) -> Ran {
+        let ran = self.cell.drop_caller();
         self.cell.complete(ending.status());
+        ran
     }
 
     fn stops_when_dropped(&self) -> bool {

@@ -9,7 +9,8 @@ use crate::result::Reason;
 /// What happens to a task for which there is no room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Its handle ends [`Failed`](crate::Status::Failed), naming the task and what was full.
+    /// Its handle ends [`Failed`](crate::Status::Failed), naming the task and what was full. In
+    /// [`Stats`](crate::Stats) and for a [`Listener`](crate::Listener) it is a rejection.
     #[default]
     Abort,
     /// Its handle ends [`Rejected`](crate::Status::Rejected).
@@ -18,7 +19,8 @@ pub enum Policy {
     /// its turn comes: never beyond the limits, never out of order. The lane waits for that: await
     /// the handle, or drop it (which cancels the task).
     CallerRuns,
-    /// It runs at once, outside all limits and out of order.
+    /// It runs at once, outside all limits and out of order; shutting down neither waits for it
+    /// nor stops it.
     RunUnlimited,
 }
 

@@ -54,6 +54,14 @@ pub enum Status<T> {
 }
 
 impl<T> Status<T> {
+    /// Why there was no place for the task, whatever the policy makes of that.
+    pub(crate) fn refusal(&self) -> Option<&Reason> {
+        match self {
+            Self::Rejected(reason) | Self::Failed(TaskError::NoRoom { reason, .. }) => Some(reason),
+            _ => None,
+        }
+    }
+
     /// The kind alone.
     pub fn kind(&self) -> Kind {
         match self {

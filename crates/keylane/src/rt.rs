@@ -1,6 +1,9 @@
 //! What the shell needs of a runtime: locks, spawning, the clock. Under `cfg(keylane_shuttle)`
 //! these are shuttle's, so that the shell's interleavings can be explored.
 
+use std::future::Future;
+use std::task::Poll;
+
 #[cfg(not(keylane_shuttle))]
 mod imp {
     use std::future::Future;
@@ -20,6 +23,11 @@ mod imp {
         pub(crate) fn workers(&self) -> usize {
             self.0.metrics().num_workers().max(1)
         }
+
+        /// Code that runs meanwhile finds the runtime, whatever thread it is on.
+        pub(crate) fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
+            self.0.enter()
+        }
     }
 }
 
@@ -34,6 +42,9 @@ mod imp {
     #[derive(Clone, Debug)]
     pub(crate) struct Spawner;
 
+    /// Everything is inside shuttle's runtime.
+    pub(crate) struct Inside;
+
     impl Spawner {
         pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
             shuttle::future::spawn(task).abort_handle()
@@ -41,6 +52,11 @@ mod imp {
 
         pub(crate) fn workers(&self) -> usize {
             2
+        }
+
+        #[allow(clippy::unused_self)]
+        pub(crate) fn enter(&self) -> Inside {
+            Inside
         }
     }
 }
@@ -58,6 +74,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Runs user code that may panic; answers the panic's message.
 pub(crate) fn contain<T>(code: impl FnOnce() -> T) -> Result<T, String> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(code)).map_err(panic_message)
+}
+
+/// As [`contain`] for every poll of a future.
+pub(crate) async fn contain_all<T>(future: impl Future<Output = T>) -> Result<T, String> {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|cx| match contain(|| future.as_mut().poll(cx)) {
+        Ok(Poll::Pending) => Poll::Pending,
+        Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
+        Err(message) => Poll::Ready(Err(message)),
+    })
+    .await
 }
 
 fn panic_message(panic: Box<dyn std::any::Any + Send>) -> String {

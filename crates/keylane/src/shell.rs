@@ -7,7 +7,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -15,9 +15,11 @@ use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::lanes::{Flushed, Hold, ItemId, Lanes, Limits, Next, Spec, Ticket, Time};
+use crate::lanes::{
+    FlushId, Flushed, Hold, ItemId, LaneLimits, Lanes, Limits, Next, Spec, Ticket, Time,
+};
 use crate::permits::{Kick, Permits};
-use crate::rt::{AbortHandle, Mutex, MutexGuard, Spawner, lock};
+use crate::rt::{AbortHandle, Mutex, MutexGuard, Spawner, contain, lock};
 
 /// The most starts that are taken under one lock.
 const BATCH: usize = 64;
@@ -28,15 +30,28 @@ const BATCH_NANOS: u32 = 50_000;
 pub(crate) type Flushing<J> = Pin<Box<dyn Future<Output = Vec<(u64, J)>> + Send>>;
 
 /// A run that ended, with its permit.
-type EndedRun<K, W> = (Ticket, Ended<<W as Work<K>>::Job, <W as Work<K>>::After>);
+type EndedRun<W> = (Ticket, Ended<<W as Types>::Job, <W as Types>::After>);
+
+/// The types of [`Work`]. Apart from it and without bounds, because the compiler proves `Send` of
+/// a future that holds a shell for every lifetime of its key, `'static` or not.
+pub(crate) trait Types {
+    type Job;
+    type Run;
+    /// What remains to be done once the permit is free.
+    type After;
+}
 
 /// What the shell runs, and how.
-pub(crate) trait Work<K>: Sized + Send + Sync + 'static {
-    type Job: Send + 'static;
-    type Run: Future<Output = Ended<Self::Job, Self::After>> + Send + Unpin + 'static;
-    /// What remains to be done once the permit is free.
-    type After: Send + 'static;
-
+pub(crate) trait Work<K>:
+    Types<
+        Job: Send + 'static,
+        Run: Future<Output = Ended<Self::Job, Self::After>> + Send + Unpin + 'static,
+        After: Send + 'static,
+    > + Sized
+    + Send
+    + Sync
+    + 'static
+{
     /// What keeps the job at the front of a lane from starting, if anything does. Asked under the
     /// lock: quick and pure.
     fn gate(&self, job: &Self::Job) -> Option<Until>;
@@ -44,11 +59,13 @@ pub(crate) trait Work<K>: Sized + Send + Sync + 'static {
     /// Whether dropping the run really stops it.
     fn abortable(&self, run: &Self::Run) -> bool;
     /// The run is cut off before its end.
-    fn abandon(&self, run: Self::Run) -> Self::After;
+    fn abandon(&self, run: Self::Run, stop: Stop) -> Self::After;
     /// The permit is free: results may be seen now.
     fn after(&self, after: Self::After);
     /// Deals with what a flush took and answers what is to go back to its place.
     fn flushed(self: &Arc<Self>, key: K, jobs: Vec<(u64, Self::Job)>) -> Flushing<Self::Job>;
+    /// Deals with a panic of the user's code.
+    fn panicked(&self, who: &str, message: &str);
     /// What a new lane of this key is like. User code may run: never under the lock.
     fn spec(&self, key: &K) -> Spec;
     /// Whether [`Work::spec`] depends on the key at all.
@@ -69,6 +86,15 @@ pub(crate) enum Ended<J, A> {
 pub(crate) enum Until {
     At(Instant),
     Released,
+}
+
+/// What ended a run before its time.
+#[derive(Clone, Copy)]
+pub(crate) enum Stop {
+    /// Its key was shut down.
+    Key,
+    /// Everything was, or the runtime went.
+    All,
 }
 
 struct Inbox<K, J> {
@@ -96,6 +122,10 @@ struct State<K, J> {
     room: HashMap<u64, Option<Waker>>,
     /// Limits that were asked for, to be remembered until evicted.
     remembered: HashMap<K, Spec>,
+    /// Changes with everything that makes what was said about a key outdated.
+    version: u64,
+    /// Whether everything that waits is on its way out.
+    draining: bool,
     /// When the timer task will wake, if there is one.
     timer: Option<Time>,
     timer_task: bool,
@@ -104,8 +134,8 @@ struct State<K, J> {
 }
 
 enum Abort {
-    /// The run is polled by a runner at this moment, or about to be.
-    Asked,
+    /// It is being stopped, or will be as soon as it has a handle.
+    Asked(Stop),
     Handle(AbortHandle),
 }
 
@@ -127,7 +157,7 @@ enum TimerOut {
 /// A run that is to become a task of its own, to be stopped by its handle.
 type Spawned = (usize, u64, AbortHandle);
 
-pub(crate) struct Shell<K, W: Work<K>> {
+pub(crate) struct Shell<K, W: Types> {
     pub(crate) work: Arc<W>,
     inbox: Mutex<Inbox<K, W::Job>>,
     state: Mutex<State<K, W::Job>>,
@@ -141,13 +171,19 @@ pub(crate) struct Shell<K, W: Work<K>> {
     wants_permit: AtomicBool,
     /// What one poll of a started run took lately, in nanoseconds.
     poll_nanos: AtomicU32,
+    /// Ends that were reported and whose results cannot be seen yet.
+    unpublished: AtomicUsize,
     me: Weak<Self>,
 }
 
 /// Why a submit was not taken; the job comes back.
 pub(crate) enum NotTaken<J> {
     Closed(J),
-    Full(crate::lanes::Full<J>),
+    Full {
+        full: crate::lanes::Full<J>,
+        /// The queue limit of the job's key.
+        key_limit: usize,
+    },
 }
 
 impl<K, W> Shell<K, W>
@@ -179,6 +215,8 @@ where
                 idle_all: Vec::new(),
                 room: HashMap::new(),
                 remembered: HashMap::new(),
+                version: 0,
+                draining: false,
                 timer: None,
                 timer_task: false,
                 rate_at: None,
@@ -192,6 +230,7 @@ where
             timer_changed: Notify::new(),
             wants_permit: AtomicBool::new(false),
             poll_nanos: AtomicU32::new(BATCH_NANOS),
+            unpublished: AtomicUsize::new(0),
             me: me.clone(),
         })
     }
@@ -219,22 +258,22 @@ where
     }
 
     fn push_direct(&self, key: K, job: W::Job) -> Result<u64, NotTaken<W::Job>> {
-        let spec = self.spec_for(&key);
-        self.with(|state, inbox| {
+        self.with_spec(key, |state, inbox, key, spec| {
             if inbox.closed {
                 return Err(NotTaken::Closed(job));
             }
+            let key_limit = self.limits_in(state, &key, &spec).queue;
             let pushed = state.lanes.push(key, job, |_| spec);
             inbox.next_seq = state.lanes.next_sequence();
-            pushed.map(|item| item.sequence()).map_err(NotTaken::Full)
+            let full = |full| NotTaken::Full { full, key_limit };
+            pushed.map(|item| item.sequence()).map_err(full)
         })
     }
 
     /// As [`Self::push`], but takes its place even without room; `true` when there was room. If
     /// not, [`Self::poll_room`] tells when there is.
     pub(crate) fn push_over(&self, key: K, job: W::Job) -> Result<(u64, bool), W::Job> {
-        let spec = self.spec_for(&key);
-        self.with(|state, inbox| {
+        self.with_spec(key, |state, inbox, key, spec| {
             if inbox.closed {
                 return Err(job);
             }
@@ -245,6 +284,29 @@ where
             }
             Ok((item.sequence(), room))
         })
+    }
+
+    /// Nothing of this key starts until it is resumed.
+    pub(crate) fn pause(&self, key: K) {
+        self.with_spec(key, |state, _, key, spec| state.lanes.pause(key, |_| spec));
+    }
+
+    /// The limits a lane of this key has or would have.
+    pub(crate) fn limits_of(&self, key: K) -> LaneLimits {
+        self.with_spec(key, |state, _, key, spec| {
+            self.limits_in(state, &key, &spec)
+        })
+    }
+
+    fn limits_in(&self, state: &State<K, W::Job>, key: &K, spec: &Spec) -> LaneLimits {
+        let default = state.lanes.limits().lane;
+        if !self.work.has_specs() {
+            return default;
+        }
+        match state.lanes.state_of(key) {
+            Some(lane) if state.lanes.knows(key) => lane.limits,
+            _ => spec.limits.unwrap_or(default),
+        }
     }
 
     pub(crate) fn poll_room(&self, seq: u64, cx: &Context<'_>) -> Poll<()> {
@@ -258,27 +320,47 @@ where
         }
     }
 
-    /// The limits of a key's lane, asked for outside the lock and only where it has no lane.
-    fn spec_for(&self, key: &K) -> Spec {
-        if !self.work.has_specs() {
-            return Spec::default();
-        }
-        {
-            let state = lock(&self.state);
-            if state.lanes.knows(key) {
-                return Spec::default();
+    /// As [`Self::with`], with what a lane of this key is to be like if it has none. The user's
+    /// code says that and is asked outside the lock; its answer counts only if the lane is still
+    /// missing and the limits are still those it was asked under.
+    fn with_spec<R>(
+        &self,
+        key: K,
+        change: impl FnOnce(&mut State<K, W::Job>, &mut Inbox<K, W::Job>, K, Spec) -> R,
+    ) -> R {
+        let mut asked = None;
+        loop {
+            let mut state = lock(&self.state);
+            if let Some(spec) = self.spec_now(&mut state, &key, &asked) {
+                return self.change(state, |state, inbox| change(state, inbox, key, spec));
             }
-            if let Some(spec) = state.remembered.get(key) {
-                return spec.clone();
-            }
+            let version = state.version;
+            drop(state);
+            asked = Some((version, self.work.spec(&key)));
         }
-        let spec = self.work.spec(key);
+    }
+
+    /// What a lane of this key is to be like; `None` when that has to be asked for.
+    fn spec_now(
+        &self,
+        state: &mut State<K, W::Job>,
+        key: &K,
+        asked: &Option<(u64, Spec)>,
+    ) -> Option<Spec> {
+        if !self.work.has_specs() || state.lanes.knows(key) {
+            return Some(Spec::default());
+        }
+        if let Some(spec) = state.remembered.get(key) {
+            return Some(spec.clone());
+        }
+        let (version, spec) = asked.as_ref()?;
+        if *version != state.version {
+            return None;
+        }
         if self.remember {
-            lock(&self.state)
-                .remembered
-                .insert(key.clone(), spec.clone());
+            state.remembered.insert(key.clone(), spec.clone());
         }
-        spec
+        Some(spec.clone())
     }
 
     /// Takes a waiting job out of its lane.
@@ -294,6 +376,7 @@ where
     pub(crate) fn evict(&self, key: &K) -> Vec<W::Job> {
         self.with(|state, _| {
             state.remembered.remove(key);
+            state.version += 1;
             state.lanes.evict(key)
         })
     }
@@ -302,7 +385,7 @@ where
     pub(crate) fn abort(&self, key: &K) {
         let running = self.with(|state, _| {
             let running = state.lanes.running_of(key);
-            state.take_aborts(running)
+            state.take_aborts(running, Stop::Key)
         });
         running.iter().for_each(AbortHandle::abort);
     }
@@ -311,7 +394,7 @@ where
     pub(crate) fn abort_all(&self) {
         let running = self.with(|state, _| {
             let running = state.lanes.all_running();
-            state.take_aborts(running)
+            state.take_aborts(running, Stop::All)
         });
         running.iter().for_each(AbortHandle::abort);
     }
@@ -330,9 +413,13 @@ where
         self.with(|state, _| change(&mut state.lanes))
     }
 
-    /// What a lane of this key is like, for those that may make one.
-    pub(crate) fn lane_spec(&self, key: &K) -> Spec {
-        self.spec_for(key)
+    /// Hands out everything that waits, lane by lane; from now on nothing starts.
+    pub(crate) fn drain(&self) {
+        self.with(|state, inbox| {
+            inbox.closed = true;
+            state.draining = true;
+            state.lanes.flush_all();
+        });
     }
 
     /// Puts limits in force; what is said about single keys is asked for anew.
@@ -346,6 +433,7 @@ where
                 if unasked.is_empty() {
                     inbox.direct = must_be_direct(&limits) || self.work.has_specs();
                     state.remembered.clear();
+                    state.version += 1;
                     let spec = |key: &K| specs.get(key).cloned().unwrap_or_default();
                     state.lanes.reconfigure(limits, spec);
                     state.rate_at = None;
@@ -375,7 +463,7 @@ where
     pub(crate) fn watch_idle(&self, key: Option<&K>) -> Option<oneshot::Receiver<()>> {
         self.with(|state, _| {
             let waiting = match key {
-                None if state.lanes.is_idle() => return None,
+                None if self.is_idle(state) => return None,
                 None => &mut state.idle_all,
                 Some(key) if !state.lanes.watch(key) => return None,
                 Some(key) => state.idle_of.entry(key.clone()).or_default(),
@@ -389,7 +477,14 @@ where
 
     /// Locks, takes in what was submitted, makes a change and does what follows from it.
     fn with<R>(&self, change: impl FnOnce(&mut State<K, W::Job>, &mut Inbox<K, W::Job>) -> R) -> R {
-        let mut state = lock(&self.state);
+        self.change(lock(&self.state), change)
+    }
+
+    fn change<R>(
+        &self,
+        mut state: MutexGuard<'_, State<K, W::Job>>,
+        change: impl FnOnce(&mut State<K, W::Job>, &mut Inbox<K, W::Job>) -> R,
+    ) -> R {
         let answer = {
             let mut inbox = lock(&self.inbox);
             state.take_in(&mut inbox);
@@ -401,10 +496,16 @@ where
         answer
     }
 
+    /// Whether nothing waits or runs and every result can be seen.
+    fn is_idle(&self, state: &State<K, W::Job>) -> bool {
+        state.lanes.is_idle() && self.unpublished.load(Ordering::SeqCst) == 0
+    }
+
     /// What follows from a change of the lanes.
     fn finish(&self, state: &mut MutexGuard<'_, State<K, W::Job>>) -> Out<K, W::Job> {
         let wakers = state.take_wakers();
-        let idle = state.take_idle();
+        let all = self.is_idle(state);
+        let idle = state.take_idle(all);
         #[cfg(feature = "metrics")]
         self.work.observe(
             state.lanes.waiting(),
@@ -459,7 +560,9 @@ where
 
     fn start_runner(&self) {
         if let Some(shell) = self.me.upgrade() {
-            self.spawner.spawn(run(shell, Vec::new()));
+            // Made inside: where the runtime is gone, there is no runner, and nothing to take over.
+            self.spawner
+                .spawn(async move { Runner::new(shell, Vec::new()).run().await });
         }
     }
 
@@ -471,10 +574,25 @@ where
         let Some(shell) = self.me.upgrade() else {
             return;
         };
-        let dealt_with = self.work.flushed(key, jobs);
+        let draining = lock(&self.state).draining;
+        let dealt_with = self.work.flushed(key.clone(), jobs);
         self.spawner.spawn(async move {
             let keep = dealt_with.await;
-            shell.lanes(|lanes| lanes.flush_done(id, keep));
+            shell.end_flush(&key, id, keep, draining);
+        });
+    }
+
+    /// What a flush keeps goes on, unless the executor drains: then what was taken before that is
+    /// handed out once more, and what is kept even so stays where it is.
+    fn end_flush(&self, key: &K, id: FlushId, keep: Vec<(u64, W::Job)>, drained: bool) {
+        self.with(|state, _| {
+            if drained {
+                state.lanes.pause(key.clone(), |_| Spec::default());
+            }
+            state.lanes.flush_done(id, keep);
+            if state.draining && !drained {
+                state.lanes.flush(key);
+            }
         });
     }
 
@@ -509,6 +627,10 @@ where
 
     /// How many starts to take at once, going by what a poll took lately.
     fn batch(&self) -> usize {
+        if cfg!(keylane_shuttle) {
+            // What is explored must not depend on the clock.
+            return 2;
+        }
         let nanos = self.poll_nanos.load(Ordering::Relaxed).max(1);
         ((BATCH_NANOS / nanos) as usize).clamp(1, BATCH)
     }
@@ -533,42 +655,115 @@ where
     }
 }
 
-/// What one runner carries from lock to lock.
-struct Runner<K, W: Work<K>> {
-    ended: Vec<EndedRun<K, W>>,
-    spawned: Vec<Spawned>,
-    batch: Vec<(Ticket, W::Job)>,
-    afters: Vec<W::After>,
-}
-
-/// A runner: takes starts until there are none.
-async fn run<K, W>(shell: Arc<Shell<K, W>>, ended: Vec<EndedRun<K, W>>)
+/// What one runner carries from lock to lock. Dropped before it has retired (the run it came from
+/// was stopped a moment too late, or the runtime goes), it leaves that to other runners.
+struct Runner<K, W>
 where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    let mut runner = Runner {
-        ended,
-        spawned: Vec::new(),
-        batch: Vec::new(),
-        afters: Vec::new(),
-    };
-    let mut since_yield = 0;
-    loop {
-        shell.turn(&mut runner);
-        if runner.batch.is_empty() {
-            if shell.retire() {
-                return;
-            }
-            continue;
-        }
-        since_yield += runner.batch.len();
-        runner.poll_batch(&shell);
-        if since_yield >= BATCH {
-            since_yield = 0;
-            yield_once().await;
+    shell: Arc<Shell<K, W>>,
+    ended: Vec<EndedRun<W>>,
+    spawned: Vec<Spawned>,
+    batch: Vec<(Ticket, W::Job)>,
+    retired: bool,
+}
+
+impl<K, W> Runner<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn new(shell: Arc<Shell<K, W>>, ended: Vec<EndedRun<W>>) -> Self {
+        Self {
+            shell,
+            ended,
+            spawned: Vec::new(),
+            batch: Vec::new(),
+            retired: false,
         }
     }
+
+    /// Takes starts until there are none.
+    async fn run(mut self) {
+        let mut since_yield = 0;
+        while !self.retired {
+            self.turn();
+            if self.batch.is_empty() {
+                self.retired = self.shell.retire();
+                continue;
+            }
+            since_yield += self.batch.len();
+            self.poll_batch();
+            if since_yield >= BATCH {
+                since_yield = 0;
+                yield_once().await;
+            }
+        }
+    }
+
+    /// One lock: report what ended, take in what was submitted, take the next batch.
+    fn turn(&mut self) {
+        let shell = self.shell.clone();
+        let mut state = lock(&shell.state);
+        state.take_in(&mut lock(&shell.inbox));
+        let ends = shell.report(&mut state, &mut self.ended, &mut self.spawned);
+        let full = shell.fill(&mut state, &mut self.batch);
+        let mut out = shell.finish(&mut state);
+        let more = std::mem::take(&mut out.run) && full;
+        drop(state);
+        shell.publish(ends);
+        if more {
+            shell.another_runner();
+        }
+        shell.deliver(out);
+    }
+
+    /// Starts a batch: polls each run once; what is not ready becomes a task of its own.
+    fn poll_batch(&mut self) {
+        let shell = &self.shell;
+        let count = self.batch.len();
+        let before = std::time::Instant::now();
+        let waker = Waker::noop();
+        for (ticket, job) in self.batch.drain(..) {
+            let mut run = shell.work.start(job, ticket.slot());
+            match Pin::new(&mut run).poll(&mut Context::from_waker(waker)) {
+                Poll::Ready(ended) => self.ended.push((ticket, ended)),
+                Poll::Pending => {
+                    let (slot, seq) = (ticket.slot(), ticket.sequence());
+                    let abortable = shell.work.abortable(&run);
+                    let driven = Driven {
+                        shell: shell.clone(),
+                        run: Some((run, ticket)),
+                    };
+                    let handle = shell.spawner.spawn(driven.drive());
+                    if abortable {
+                        self.spawned.push((slot, seq, handle));
+                    }
+                }
+            }
+        }
+        shell.note_polls(count, before.elapsed());
+    }
+}
+
+impl<K, W> Drop for Runner<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn drop(&mut self) {
+        if !self.retired {
+            let (ended, spawned) = (&mut self.ended, &mut self.spawned);
+            self.shell.take_over(ended, spawned, &mut self.batch);
+        }
+    }
+}
+
+/// Ends that were reported: how many permits that freed, and what is to be seen of them.
+struct Ends<A> {
+    freed: usize,
+    afters: Vec<A>,
 }
 
 impl<K, W> Shell<K, W>
@@ -576,36 +771,21 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    /// One lock: report what ended, take in what was submitted, take the next batch.
-    fn turn(&self, runner: &mut Runner<K, W>) {
-        let mut state = lock(&self.state);
-        state.take_in(&mut lock(&self.inbox));
-        let freed = self.report(&mut state, runner);
-        let full = self.fill(&mut state, &mut runner.batch);
-        let mut out = self.finish(&mut state);
-        let more = std::mem::take(&mut out.run) && full;
-        drop(state);
-        if let Some(permits) = &self.permits {
-            permits.give(freed);
-        }
-        for after in runner.afters.drain(..) {
-            self.work.after(after);
-        }
-        if more {
-            self.another_runner();
-        }
-        self.deliver(out);
-    }
-
-    /// Tells the lanes what ended; answers how many permits that freed.
-    fn report(&self, state: &mut State<K, W::Job>, runner: &mut Runner<K, W>) -> usize {
-        let freed = runner.ended.len();
-        for (ticket, ended) in runner.ended.drain(..) {
+    /// Tells the lanes what ended and notes how to stop what was started.
+    fn report(
+        &self,
+        state: &mut State<K, W::Job>,
+        ended: &mut Vec<EndedRun<W>>,
+        spawned: &mut Vec<Spawned>,
+    ) -> Ends<W::After> {
+        let freed = ended.len();
+        let mut afters = Vec::new();
+        for (ticket, ended) in ended.drain(..) {
             state.forget_abort(&ticket);
             match ended {
                 Ended::Done(after) => {
                     state.lanes.done(ticket);
-                    runner.afters.push(after);
+                    afters.push(after);
                 }
                 Ended::Hold { job, hold } => {
                     let hold = self.hold_of(&hold);
@@ -614,10 +794,42 @@ where
                 Ended::Flush { job } => state.lanes.flush_from(ticket, job),
             }
         }
-        for spawned in runner.spawned.drain(..) {
+        for spawned in spawned.drain(..) {
             state.note_abort(spawned);
         }
-        freed
+        if !afters.is_empty() {
+            self.unpublished.fetch_add(afters.len(), Ordering::SeqCst);
+        }
+        Ends { freed, afters }
+    }
+
+    /// The permits are free: gives shared ones back, then lets the results be seen.
+    fn publish(&self, ends: Ends<W::After>) {
+        if let Some(permits) = &self.permits {
+            permits.give(ends.freed);
+        }
+        let count = ends.afters.len();
+        for after in ends.afters {
+            self.work.after(after);
+        }
+        if count > 0 && self.unpublished.fetch_sub(count, Ordering::SeqCst) == count {
+            self.tell_idle();
+        }
+    }
+
+    /// The last result can be seen: whoever waits for all to be idle may go on.
+    fn tell_idle(&self) {
+        let idle = {
+            let mut state = lock(&self.state);
+            if state.idle_all.is_empty() || !self.is_idle(&state) {
+                return;
+            }
+            std::mem::take(&mut state.idle_all)
+        };
+        for idle in idle {
+            // Whoever asked may have stopped waiting.
+            let _ = idle.send(());
+        }
     }
 
     /// Takes starts in turn; answers whether the batch is what ended it.
@@ -635,7 +847,10 @@ where
                 return false;
             }
             let gate = |_: &K, job: &W::Job| {
-                let until = self.work.gate(job);
+                let until = contain(|| self.work.gate(job)).unwrap_or_else(|message| {
+                    self.work.panicked("gate", &message);
+                    None
+                });
                 until.map_or(Hold::Free, |until| self.hold_of(&until))
             };
             match state.lanes.next(now, gate) {
@@ -699,55 +914,8 @@ where
     }
 }
 
-impl<K, W> Runner<K, W>
-where
-    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
-    W: Work<K>,
-{
-    /// Starts a batch: polls each run once; what is not ready becomes a task of its own.
-    fn poll_batch(&mut self, shell: &Arc<Shell<K, W>>) {
-        let count = self.batch.len();
-        let before = std::time::Instant::now();
-        let waker = Waker::noop();
-        for (ticket, job) in self.batch.drain(..) {
-            let mut run = shell.work.start(job, ticket.slot());
-            match Pin::new(&mut run).poll(&mut Context::from_waker(waker)) {
-                Poll::Ready(ended) => self.ended.push((ticket, ended)),
-                Poll::Pending => {
-                    let (slot, seq) = (ticket.slot(), ticket.sequence());
-                    let abortable = shell.work.abortable(&run);
-                    let handle = shell.spawner.spawn(drive(shell.clone(), run, ticket));
-                    if abortable {
-                        self.spawned.push((slot, seq, handle));
-                    }
-                }
-            }
-        }
-        shell.note_polls(count, before.elapsed());
-    }
-}
-
-/// Sees one run to its end, then goes on as a runner where there is need of one.
-async fn drive<K, W>(shell: Arc<Shell<K, W>>, run: W::Run, ticket: Ticket)
-where
-    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
-    W: Work<K>,
-{
-    let mut driven = Driven {
-        shell,
-        run: Some((run, ticket)),
-    };
-    let ended = std::future::poll_fn(|cx| driven.poll(cx)).await;
-    let shell = driven.shell.clone();
-    drop(driven);
-    if shell.join_runners() {
-        crate::shell::run(shell, vec![ended]).await;
-    } else {
-        shell.end_one(ended);
-    }
-}
-
-/// A run under way. Dropped before its end (stopped, or the runtime goes), it frees its permit.
+/// A run under way. Dropped before its end (stopped, if need be before it was polled as a task of
+/// its own, or the runtime goes), it frees its permit.
 struct Driven<K, W>
 where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
@@ -762,7 +930,19 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<K, W>> {
+    /// Sees the run to its end, then goes on as a runner where there is need of one.
+    async fn drive(mut self) {
+        let ended = std::future::poll_fn(|cx| self.poll(cx)).await;
+        let shell = self.shell.clone();
+        drop(self);
+        if shell.join_runners() {
+            Runner::new(shell, vec![ended]).run().await;
+        } else {
+            shell.end_one(ended);
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
         let (run, _) = self.run.as_mut().expect("polled until it is ready");
         match Pin::new(run).poll(cx) {
             Poll::Pending => Poll::Pending,
@@ -781,7 +961,8 @@ where
 {
     fn drop(&mut self) {
         if let Some((run, ticket)) = self.run.take() {
-            let after = self.shell.work.abandon(run);
+            let stop = lock(&self.shell.state).stop_of(&ticket);
+            let after = self.shell.work.abandon(run, stop);
             self.shell.end_one((ticket, Ended::Done(after)));
         }
     }
@@ -793,25 +974,37 @@ where
     W: Work<K>,
 {
     /// Reports one end and leaves the rest to the runners.
-    fn end_one(&self, ended: EndedRun<K, W>) {
-        let mut runner = Runner {
-            ended: vec![ended],
-            spawned: Vec::new(),
-            batch: Vec::new(),
-            afters: Vec::new(),
-        };
+    fn end_one(&self, ended: EndedRun<W>) {
         let mut state = lock(&self.state);
         state.take_in(&mut lock(&self.inbox));
-        let freed = self.report(&mut state, &mut runner);
+        let ends = self.report(&mut state, &mut vec![ended], &mut Vec::new());
         let out = self.finish(&mut state);
         drop(state);
-        if let Some(permits) = &self.permits {
-            permits.give(freed);
-        }
-        for after in runner.afters {
-            self.work.after(after);
-        }
+        self.publish(ends);
         self.deliver(out);
+    }
+
+    /// A runner is gone in the middle of its work: what it had not reported is reported, what it
+    /// had not started goes back to its place, and others go on.
+    fn take_over(
+        &self,
+        ended: &mut Vec<EndedRun<W>>,
+        spawned: &mut Vec<Spawned>,
+        batch: &mut Vec<(Ticket, W::Job)>,
+    ) {
+        let unstarted = batch.drain(..).map(|(ticket, job)| {
+            let hold = Until::At(self.epoch);
+            (ticket, Ended::Hold { job, hold })
+        });
+        ended.extend(unstarted);
+        lock(&self.inbox).runners -= 1;
+        let mut state = lock(&self.state);
+        let ends = self.report(&mut state, ended, spawned);
+        let out = self.finish(&mut state);
+        drop(state);
+        self.publish(ends);
+        self.deliver(out);
+        self.look_again();
     }
 }
 
@@ -867,24 +1060,25 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         wakers
     }
 
-    fn take_idle(&mut self) -> Vec<oneshot::Sender<()>> {
+    fn take_idle(&mut self, all: bool) -> Vec<oneshot::Sender<()>> {
         let mut idle = Vec::new();
         for key in self.lanes.take_emptied() {
             idle.extend(self.idle_of.remove(&key).unwrap_or_default());
         }
-        if !self.idle_all.is_empty() && self.lanes.is_idle() {
+        if all {
             idle.append(&mut self.idle_all);
         }
         idle
     }
 
     fn set_timer(&mut self) -> TimerOut {
-        let wanted = match (self.lanes.wake_at(), self.rate_at) {
+        let rate_at = self.rate_at.filter(|_| self.lanes.ready() > 0);
+        let wanted = match (self.lanes.wake_at(), rate_at) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
         let Some(wanted) = wanted else {
-            return TimerOut::Fine;
+            return self.unset_timer();
         };
         if self.timer.is_some_and(|at| at <= wanted) {
             return TimerOut::Fine;
@@ -897,12 +1091,21 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         }
     }
 
+    /// Where nothing is left, the timer is not either.
+    fn unset_timer(&mut self) -> TimerOut {
+        if self.timer.is_none() || !self.lanes.is_idle() {
+            return TimerOut::Fine;
+        }
+        self.timer = None;
+        TimerOut::Earlier
+    }
+
     fn note_abort(&mut self, (slot, seq, handle): Spawned) {
         if !self.lanes.is_running(slot, seq) {
             return;
         }
         let entry = self.abort_entry(slot);
-        if matches!(entry, Some((asked, Abort::Asked)) if *asked == seq) {
+        if matches!(entry, Some((asked, Abort::Asked(_))) if *asked == seq) {
             handle.abort();
         } else {
             *entry = Some((seq, Abort::Handle(handle)));
@@ -923,16 +1126,26 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
     }
 
     /// The handles of these; those without one yet are stopped when they get it.
-    fn take_aborts(&mut self, running: Vec<(usize, u64)>) -> Vec<AbortHandle> {
+    fn take_aborts(&mut self, running: Vec<(usize, u64)>, stop: Stop) -> Vec<AbortHandle> {
         let mut handles = Vec::new();
         for (slot, seq) in running {
             let entry = self.abort_entry(slot);
-            match entry.take() {
-                Some((of, Abort::Handle(handle))) if of == seq => handles.push(handle),
-                _ => *entry = Some((seq, Abort::Asked)),
+            if let Some((of, Abort::Handle(handle))) = entry.take()
+                && of == seq
+            {
+                handles.push(handle);
             }
+            *entry = Some((seq, Abort::Asked(stop)));
         }
         handles
+    }
+
+    /// Why a run that is cut off was stopped.
+    fn stop_of(&self, ticket: &Ticket) -> Stop {
+        match self.aborts.get(ticket.slot()) {
+            Some(Some((seq, Abort::Asked(stop)))) if *seq == ticket.sequence() => *stop,
+            _ => Stop::All,
+        }
     }
 }
 

@@ -9,6 +9,8 @@ use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 
+use crate::result::Reason;
+
 /// A unit of work.
 ///
 /// Every `Future + Send + 'static` is a task: its output is the result. [`fallible`] makes one of a
@@ -163,9 +165,13 @@ pub enum TaskError {
     Failed(Arc<dyn Error + Send + Sync>),
     /// The task panicked with this message.
     Panicked(String),
-    /// There was no room for it, and the policy says that this is a failure. The text names the
-    /// task and what was full.
-    NoRoom(String),
+    /// There was no room for it, and the policy says that this is a failure.
+    NoRoom {
+        /// The task's id, if it has one.
+        id: Option<Arc<str>>,
+        /// What was full.
+        reason: Reason,
+    },
 }
 
 impl fmt::Display for TaskError {
@@ -173,7 +179,11 @@ impl fmt::Display for TaskError {
         match self {
             Self::Failed(error) => error.fmt(f),
             Self::Panicked(message) => write!(f, "the task panicked: {message}"),
-            Self::NoRoom(text) => f.write_str(text),
+            Self::NoRoom { id: None, reason } => write!(f, "no room for the task: {reason}"),
+            Self::NoRoom {
+                id: Some(id),
+                reason,
+            } => write!(f, "no room for the task {id:?}: {reason}"),
         }
     }
 }
@@ -182,7 +192,7 @@ impl Error for TaskError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Failed(error) => Some(error.as_ref()),
-            Self::Panicked(_) | Self::NoRoom(_) => None,
+            Self::Panicked(_) | Self::NoRoom { .. } => None,
         }
     }
 }

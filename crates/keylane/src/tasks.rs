@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::sync::{Arc, RwLock};
 use std::task::{Context, Poll};
 
-use crate::job::{Job, Ran};
+use crate::job::{Ending, Job, Ran};
 use crate::lanes::Spec;
 use crate::listener::Common;
 use crate::result::Why;
 use crate::rules::{KeyRules, Limits};
-use crate::shell::{Ended, Flushing, Until, Work};
+use crate::shell::{Ended, Flushing, Stop, Types, Until, Work};
 
 /// The lane of a task: its key's, or one of its own.
 #[derive(Clone, PartialEq, Eq)]
@@ -37,6 +37,23 @@ pub(crate) struct Tasks<K> {
 }
 
 impl<K> Tasks<K> {
+    /// Ends a task that never ran.
+    pub(crate) fn end(&self, job: Box<dyn Job>, ending: Ending) {
+        self.note_panic(&job.end(ending));
+    }
+
+    /// Lets the result of a task be seen.
+    pub(crate) fn publish(&self, finished: Finished) {
+        self.note_panic(&finished.ran);
+        finished.job.publish();
+    }
+
+    fn note_panic(&self, ran: &Ran) {
+        if let Ran::Panicked(message) = ran {
+            self.common.panicked("task", message);
+        }
+    }
+
     pub(crate) fn limits(&self) -> Limits {
         *self
             .limits
@@ -60,8 +77,8 @@ pub(crate) struct RunTask {
 
 /// A task that ended, its result not yet seen by anybody.
 pub(crate) struct Finished {
-    job: Pin<Box<dyn Job>>,
-    ran: Ran,
+    pub(crate) job: Pin<Box<dyn Job>>,
+    pub(crate) ran: Ran,
 }
 
 impl Future for RunTask {
@@ -79,11 +96,13 @@ impl Future for RunTask {
     }
 }
 
-impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
+impl<K> Types for Tasks<K> {
     type Job = Box<dyn Job>;
     type Run = RunTask;
     type After = Finished;
+}
 
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
     fn gate(&self, _: &Self::Job) -> Option<Until> {
         None
     }
@@ -99,20 +118,21 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         run.job.as_ref().is_some_and(|job| job.stops_when_dropped())
     }
 
-    fn abandon(&self, run: RunTask) -> Finished {
+    fn abandon(&self, run: RunTask, stop: Stop) -> Finished {
         let mut job = run.job.expect("an ended run is not abandoned");
-        job.as_mut().stop(Why::ShutDown);
-        Finished {
-            job,
-            ran: Ran::Well,
-        }
+        let ran = job.as_mut().stop(match stop {
+            Stop::Key => Why::KeyShutDown,
+            Stop::All => Why::ShutDown,
+        });
+        Finished { job, ran }
     }
 
     fn after(&self, finished: Finished) {
-        if let Ran::Panicked(message) = &finished.ran {
-            self.common.panicked("task", message);
-        }
-        finished.job.publish();
+        self.publish(finished);
+    }
+
+    fn panicked(&self, who: &str, message: &str) {
+        self.common.panicked(who, message);
     }
 
     fn flushed(self: &Arc<Self>, _: Lane<K>, jobs: Vec<(u64, Self::Job)>) -> Flushing<Self::Job> {

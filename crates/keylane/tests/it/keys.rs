@@ -1,0 +1,100 @@
+//! What keys are: anything that can be hashed, compared and cloned.
+
+use std::sync::Arc;
+
+use keylane::Executor;
+
+use crate::support::{Door, assert_nothing_left};
+
+/// How many lanes these keys make while all of them wait.
+async fn lanes_of<K>(keys: Vec<K>) -> usize
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+{
+    let executor = Executor::builder().build().unwrap();
+    let door = Door::closed();
+    let count = keys.len();
+    for key in keys {
+        executor.submit(key, door.passes(()));
+    }
+    let lanes = executor.stats().live_keys;
+    door.let_in(count);
+    executor.all_idle().await;
+    assert_nothing_left(&executor);
+    lanes
+}
+
+// PL-21, PL-22, PL-23, PL-24, PL-25: keys compare by their bytes.
+#[tokio::test(start_paused = true)]
+async fn keys_compare_by_their_bytes() {
+    let owned = |keys: &[&str]| keys.iter().map(|key| key.as_bytes().to_vec()).collect();
+    assert_eq!(lanes_of::<Vec<u8>>(owned(&["a", "a"])).await, 1);
+    assert_eq!(lanes_of::<Vec<u8>>(owned(&["a", "b"])).await, 2);
+    assert_eq!(lanes_of::<Vec<u8>>(owned(&["a", "A", "a "])).await, 3);
+    assert_eq!(lanes_of::<Vec<u8>>(owned(&["", "", "\0"])).await, 2);
+    assert_eq!(
+        lanes_of(vec![vec![0xff, 0xfe], vec![0xff, 0xfe], vec![0xff]]).await,
+        2
+    );
+}
+
+// PL-26
+#[tokio::test(start_paused = true)]
+async fn no_key_equals_no_key() {
+    let keys = vec![None, None, Some(b"a".to_vec()), Some(Vec::new())];
+    assert_eq!(lanes_of(keys).await, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shared_strings_and_bytes_are_keys_without_copying_their_text() {
+    let text: Arc<str> = Arc::from("order-1");
+    let executor = Executor::builder().build().unwrap();
+    let result = executor.submit(text.clone(), async {}).await;
+    assert!(Arc::ptr_eq(&result.key.unwrap(), &text));
+    assert_eq!(lanes_of(vec![text.clone(), Arc::from("order-1")]).await, 1);
+    let bytes: Arc<[u8]> = Arc::from(*b"order-1");
+    assert_eq!(lanes_of(vec![bytes.clone(), bytes]).await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn numbers_and_pairs_are_keys() {
+    assert_eq!(lanes_of(vec![1_u64, 2, 1]).await, 2);
+    assert_eq!(lanes_of(vec![("eu", 1), ("us", 1), ("eu", 1)]).await, 2);
+}
+
+// PL-18, PL-20
+#[tokio::test(start_paused = true)]
+async fn live_keys_and_queued_are_counted_and_gone_at_the_end() {
+    let executor = Executor::builder().concurrency(1).build().unwrap();
+    let door = Door::closed();
+    executor.submit("a", door.passes(()));
+    executor.submit("a", door.passes(()));
+    assert_eq!(executor.stats().live_keys, 1);
+    executor.submit("b", door.passes(()));
+    executor.submit("c", door.passes(()));
+    door.reached().await;
+    let stats = executor.stats();
+    assert_eq!((stats.live_keys, stats.queued), (3, 3));
+    door.let_in(1);
+    door.reached().await;
+    assert_eq!(executor.stats().queued, 2);
+    door.let_in(3);
+    executor.all_idle().await;
+    let stats = executor.stats();
+    assert_eq!((stats.live_keys, stats.queued), (0, 0));
+}
+
+// PL-19
+#[tokio::test(start_paused = true)]
+async fn two_executors_count_apart() {
+    let (one, two) = (
+        Executor::builder().name("one").build().unwrap(),
+        Executor::builder().name("two").build().unwrap(),
+    );
+    let door = Door::closed();
+    one.submit("a", door.passes(()));
+    two.submit("a", async {}).await;
+    assert_eq!((one.stats().live_keys, two.stats().live_keys), (1, 0));
+    assert_eq!((one.stats().done, two.stats().done), (0, 1));
+    door.let_in(1);
+}

@@ -1,0 +1,289 @@
+//! Shutting down: one key, everything, with a deadline, by dropping.
+
+use std::time::Duration;
+
+use keylane::{Executor, Mode, Reason, Why, blocking};
+use tokio::time::Instant;
+
+use crate::support::{
+    Door, MS, Peak, Record, assert_nothing_left, executor, reason, settle, why, word,
+};
+
+// GC-7
+#[tokio::test(start_paused = true)]
+async fn draining_a_key_rejects_what_waits_and_lets_run_what_runs() {
+    let executor = executor();
+    let door = Door::closed();
+    let running = executor.submit("a", door.passes(1));
+    let queued = [
+        executor.submit("a", async { 2 }),
+        executor.submit("a", async { 3 }),
+    ];
+    door.reached().await;
+    executor.shutdown_key(&"a", Mode::Drain);
+    for handle in queued {
+        assert_eq!(reason(&handle.await), Some(Reason::Drained));
+    }
+    // A new submit works, and never beyond the limit.
+    let new = executor.submit("a", async { 4 });
+    settle().await;
+    assert!(!new.is_done());
+    door.let_in(1);
+    assert_eq!((running.await.ok(), new.await.ok()), (Some(1), Some(4)));
+    assert_nothing_left(&executor);
+}
+
+// GC-7: the original
+#[tokio::test(start_paused = true)]
+async fn shutting_a_key_down_now_stops_what_runs_and_cancels_what_waits() {
+    let executor = executor();
+    let (door, peak) = (Door::closed(), Peak::default());
+    let passes = door.passes(());
+    let count = peak.clone();
+    let running = executor.submit("a", async move {
+        let _inside = count.enter();
+        passes.await;
+    });
+    let queued = executor.submit("a", async {});
+    door.reached().await;
+    executor.shutdown_key(&"a", Mode::Now);
+    let count = peak.clone();
+    let new = executor.submit("a", async move {
+        let _inside = count.enter();
+    });
+    assert_eq!(why(&queued.await), Some(Why::KeyShutDown));
+    assert_eq!(why(&running.await), Some(Why::KeyShutDown));
+    assert!(new.await.is_done());
+    assert_eq!(peak.most(), 1);
+    assert_nothing_left(&executor);
+}
+
+// GC-7, and stopping what was started and not yet polled a second time.
+#[tokio::test(start_paused = true)]
+async fn a_task_stopped_right_after_its_start_gives_its_permit_back() {
+    let executor = Executor::builder().concurrency(1).build().unwrap();
+    let door = Door::closed();
+    for _ in 0..10 {
+        let running = executor.submit("a", door.passes(()));
+        // Wakes before the started task is polled by itself for the first time.
+        door.reached().await;
+        executor.shutdown_key(&"a", Mode::Now);
+        assert_eq!(word(&running.await), "cancelled");
+        assert_nothing_left(&executor);
+    }
+    assert!(executor.submit("b", async {}).await.is_done());
+}
+
+// GC-6
+#[tokio::test(start_paused = true)]
+async fn shutting_down_an_unknown_key_touches_nothing() {
+    let executor = executor();
+    let door = Door::closed();
+    let running = executor.submit("a", door.passes(()));
+    door.reached().await;
+    executor.shutdown_key(&"b", Mode::Now);
+    executor.shutdown_key(&"b", Mode::Drain);
+    executor.evict(&"b");
+    door.let_in(1);
+    assert!(running.await.is_done());
+    assert_nothing_left(&executor);
+}
+
+// ≠ Evicting never lets more than the limit run.
+#[tokio::test(start_paused = true)]
+async fn evicting_a_key_that_runs_never_lets_more_than_its_limit_run() {
+    let executor = Executor::builder()
+        .lane_concurrency_by(|_: &&str| 2)
+        .build()
+        .unwrap();
+    let peak = Peak::default();
+    let mut handles = Vec::new();
+    for _ in 0..10 {
+        for _ in 0..4 {
+            handles.push(executor.submit("a", peak.sleeps(10 * MS)));
+        }
+        tokio::time::sleep(3 * MS).await;
+        executor.evict(&"a");
+    }
+    executor.all_idle().await;
+    assert_eq!(peak.most(), 2);
+    assert!(handles.iter().all(|handle| handle.is_done()));
+}
+
+// GC-8, PL-15
+#[tokio::test(start_paused = true)]
+async fn submitting_after_shutdown_is_a_clear_error_and_hands_the_task_back() {
+    let executor = executor();
+    executor.shutdown(Duration::ZERO).await;
+    assert!(executor.is_shut_down());
+    let refused = executor.try_submit("a", async { 1 }).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "the task was refused: the executor was shut down"
+    );
+    assert_eq!(refused.task.await, 1);
+    let refused = executor.post("a", async { 2 }).unwrap_err();
+    assert_eq!((refused.reason, refused.task.await), (Reason::ShutDown, 2));
+    let result = executor.submit("a", async { 3 }).await;
+    assert_eq!(reason(&result), Some(Reason::ShutDown));
+}
+
+// GC-10, PL-14
+#[tokio::test(start_paused = true)]
+async fn shutting_down_thrice_is_harmless() {
+    let executor = executor();
+    executor.submit("a", tokio::time::sleep(MS));
+    let (one, two) = (executor.clone(), executor.clone());
+    let both = tokio::join!(one.shutdown(10 * MS), two.shutdown(10 * MS));
+    assert!(both.0.is_nothing() && both.1.is_nothing());
+    assert!(executor.shutdown(Duration::ZERO).await.is_nothing());
+}
+
+// GC-30, GC-73, and ≠ close waits to a deadline
+#[tokio::test(start_paused = true)]
+async fn shutdown_waits_for_what_ends_in_time() {
+    for limit in [None, Some(2)] {
+        let builder = Executor::builder();
+        let builder = match limit {
+            Some(limit) => builder.concurrency(limit),
+            None => builder,
+        };
+        let executor = builder.build().unwrap();
+        let nap = || async { tokio::time::sleep(10 * MS).await };
+        let handles: Vec<_> = (0..4).map(|_| executor.submit("a", nap())).collect();
+        let start = Instant::now();
+        assert!(executor.shutdown(100 * MS).await.is_nothing());
+        assert_eq!(start.elapsed(), 40 * MS);
+        assert!(handles.iter().all(|handle| handle.is_done()));
+    }
+}
+
+// GC-30, GC-73 ≠: what did not end is stopped and reported.
+#[tokio::test(start_paused = true)]
+async fn shutdown_stops_and_reports_what_does_not_end_in_time() {
+    let executor = executor();
+    let peak = Peak::default();
+    let handles: Vec<_> = (0..4)
+        .map(|_| executor.submit("a", peak.sleeps(40 * MS)))
+        .collect();
+    let start = Instant::now();
+    let left = executor.shutdown(50 * MS).await;
+    assert_eq!(start.elapsed(), 50 * MS);
+    assert_eq!((left.running, left.waiting), (1, 2));
+    assert!(!left.is_nothing());
+    let mut words = Vec::new();
+    for handle in handles {
+        words.push(word(&handle.await));
+    }
+    assert_eq!(words, ["done", "cancelled", "cancelled", "cancelled"]);
+    assert_eq!(peak.now(), 0);
+    assert_nothing_left(&executor);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_shutdown_takes_nothing_more_but_stops_nothing() {
+    let executor = executor();
+    let running = executor.submit("a", async { tokio::time::sleep(10 * MS).await });
+    let gave_up = tokio::time::timeout(MS, executor.shutdown(100 * MS)).await;
+    assert!(gave_up.is_err());
+    assert!(executor.try_submit("a", async {}).is_err());
+    assert!(running.await.is_done());
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_last_clone_stops_everything() {
+    let record = Record::default();
+    let executor = Executor::builder()
+        .listener(record.clone())
+        .build()
+        .unwrap();
+    let clone = executor.clone();
+    let door = Door::closed();
+    let running = executor.submit("a", door.passes(()));
+    let waiting = executor.submit("a", async {});
+    door.reached().await;
+    drop(executor);
+    settle().await;
+    assert!(!running.is_done());
+    drop(clone);
+    assert_eq!(why(&running.await), Some(Why::ShutDown));
+    assert_eq!(why(&waiting.await), Some(Why::ShutDown));
+    record.assert_balanced(2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_executor_leaves_no_timer_behind() {
+    let rate = keylane::Rate::new(1, Duration::from_secs(86_400), 1);
+    let executor = Executor::builder().rate(rate).build().unwrap();
+    executor.submit("a", async {});
+    let waiting = executor.submit("a", async {});
+    settle().await;
+    let alive = tokio::runtime::Handle::current().metrics();
+    assert_eq!(alive.num_alive_tasks(), 1, "the timer");
+    drop(executor);
+    assert_eq!(why(&waiting.await), Some(Why::ShutDown));
+    settle().await;
+    assert_eq!(alive.num_alive_tasks(), 0);
+}
+
+// Blocking work is waited for: its lane stays until it returns.
+#[tokio::test(start_paused = true)]
+async fn blocking_work_keeps_its_lane_through_shutdown() {
+    let executor = executor();
+    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let (started, seen) = tokio::sync::oneshot::channel();
+    let work = executor.submit(
+        "a",
+        blocking(move || {
+            started.send(()).unwrap();
+            wait.recv().unwrap();
+            5
+        }),
+    );
+    seen.await.unwrap();
+    let left = executor.shutdown(Duration::ZERO).await;
+    assert_eq!((left.running, left.waiting), (1, 0));
+    settle().await;
+    assert!(!work.is_done());
+    assert_eq!(executor.stats().running, 1);
+    go.send(()).unwrap();
+    assert_eq!(work.await.ok(), Some(5));
+    executor.all_idle().await;
+    assert_nothing_left(&executor);
+}
+
+// Stopping tasks of one key at any moment harms no other and loses no permit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopping_keys_at_any_moment_loses_no_permit() {
+    let executor = Executor::builder()
+        .concurrency(4)
+        .lane_concurrency(2)
+        .build()
+        .unwrap();
+    let stopper = executor.clone();
+    let stops = tokio::spawn(async move {
+        for round in 0..4_000 {
+            stopper.shutdown_key(&(round % 3), Mode::Now);
+            tokio::task::yield_now().await;
+        }
+    });
+    for n in 0..40_000_u32 {
+        executor
+            .post((n % 3) as usize, async move {
+                for _ in 0..n % 4 {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .unwrap();
+        if n % 64 == 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    stops.await.unwrap();
+    executor.all_idle().await;
+    assert_nothing_left(&executor);
+    let peak = Peak::default();
+    let full: Vec<_> = (0..4).map(|key| (key, peak.sleeps(5 * MS))).collect();
+    executor.run_all(full).await;
+    assert_nothing_left(&executor);
+}
