@@ -11,6 +11,7 @@ use keylane::lanes::LaneState;
 use keylane::{Executor, Gate, Handler, JobExecutor, Limits, NotPushed, Permits, Queued, Reply};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
@@ -334,7 +335,10 @@ impl Handler<LaneId, Job> for Attempts {
             delivery.fate = Fate::ParkBehind;
         }
         match delivery.fate.clone() {
-            Fate::Attempt => self.attempt(delivery, lane, slot).await,
+            Fate::Attempt => {
+                let span = self.span(&delivery, slot);
+                self.attempt(delivery, lane, slot).instrument(span).await
+            }
             Fate::DeadLetter { reason, text } => {
                 self.dead_letter(delivery, lane, reason, text).await
             }
@@ -357,6 +361,12 @@ impl Handler<LaneId, Job> for Attempts {
 }
 
 impl Attempts {
+    fn span(&self, delivery: &Delivery, slot: usize) -> tracing::Span {
+        let pool = &*self.name;
+        let number = delivery.stay.failed + 1;
+        tracing::debug_span!("attempt", pool, slot, number, identity = %delivery.identity)
+    }
+
     /// One call of the target, and what follows from it.
     async fn attempt(&self, mut delivery: Job, lane: LaneId, slot: usize) -> Reply<Job> {
         let call = match self.begin(&delivery) {

@@ -240,3 +240,22 @@ async fn exhausted_park_stores_the_key_whole() {
     let parked = top.db.store().parked_lane(&lane).unwrap();
     assert_eq!((parked.messages, parked.replaying), (2, false));
 }
+
+#[tokio::test]
+async fn r2_a_store_that_cannot_be_written_holds_the_lane_and_recovers() {
+    let refuses = |request: &Request| match request.number {
+        Some(1) if request.key == "g" => Answer::status(400),
+        _ => Answer::ok(),
+    };
+    let top = Top::new(quick_plan(), refuses).await;
+    top.publish_all(&[("g", 1), ("g", 2)]).await;
+    top.db.test_pragma("PRAGMA query_only = ON").await.unwrap();
+    until("the trouble is known", || !top.router.problems().is_empty()).await;
+    assert_eq!(top.starts("g"), [1], "nothing of the key goes on");
+    assert_eq!(top.db.queues()[0].depth, 2, "and nothing was acked");
+    top.db.test_pragma("PRAGMA query_only = OFF").await.unwrap();
+    top.drained().await;
+    assert_eq!(top.starts("g"), [1, 2]);
+    assert_eq!(letters(&top).await.len(), 1);
+    until("the trouble is over", || top.router.problems().is_empty()).await;
+}

@@ -159,7 +159,6 @@ async fn fc_10_a_removed_pool_finishes_its_keys_and_their_arrivals_follow_them()
     let mut plan = quick_plan();
     plan.pools
         .insert("mail".into(), plan.pools["default"].clone());
-    let go = Arc::new(Semaphore::new(0));
     let open = Arc::new(AtomicBool::new(false));
     let top = Top::new(
         plan.clone(),
