@@ -21,14 +21,14 @@ pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
     #[command(flatten)]
-    pub(crate) serve: ConfigArgs,
+    pub(crate) serve: ServeArgs,
 }
 
 /// What can be asked for.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the router (also without a command)
-    Serve(ConfigArgs),
+    Serve(ServeArgs),
     /// Look at the config
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -43,6 +43,33 @@ pub(crate) enum ConfigCommand {
     Check(ConfigArgs),
     /// Print all options in force and where each comes from
     Show(ConfigArgs),
+}
+
+/// How to serve.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
+    /// Wait until the data folder's owner goes, then take over
+    #[arg(long)]
+    pub(crate) standby: bool,
+    /// How the log is written; what is logged is set by KEYLANE_LOG or RUST_LOG (default: info)
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        env = "KEYLANE_LOG_FORMAT",
+        default_value = "text"
+    )]
+    pub(crate) log_format: LogFormat,
+}
+
+/// How the log is written, to the standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people.
+    Text,
+    /// A JSON object per line.
+    Json,
 }
 
 /// Where the config comes from.

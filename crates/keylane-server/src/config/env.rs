@@ -6,7 +6,7 @@ use super::tree::{Node, Table, Value, set};
 const PREFIX: &str = "KEYLANE_";
 
 /// Variables of ours that are no options: how the command line finds things.
-const NOT_OPTIONS: [&str; 4] = ["CONFIG", "LOG", "SERVER", "TOKEN"];
+const NOT_OPTIONS: [&str; 5] = ["CONFIG", "LOG", "LOG_FORMAT", "SERVER", "TOKEN"];
 
 /// Sets what the environment says, and returns the variables that look like none of `documented`.
 ///

@@ -4,11 +4,11 @@
 pub(crate) mod command;
 mod cpus;
 mod env;
-mod errors;
+pub(crate) mod errors;
 mod parse;
 mod pools;
 mod section;
-mod sources;
+pub(crate) mod sources;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -54,7 +54,7 @@ pub(crate) struct Dev {
 }
 
 /// What is laid over the defaults.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Layers {
     /// The config file.
     pub(crate) file: Option<PathBuf>,

@@ -81,7 +81,9 @@ fn read_queue(source: &Section<'_>, name: &str, others: &Sources) -> Arc<str> {
     queue
 }
 
-const QUEUE_NAMES: &str = "a queue's name has 1 to 128 letters, digits, `.`, `_` and `-`";
+/// What may be a queue's name, in words.
+pub(crate) const QUEUE_NAMES: &str =
+    "a queue's name has 1 to 128 letters, digits, `.`, `_` and `-`";
 
 fn queue_name(node: &Node) -> Result<String, Wrong> {
     let name = node.text().filter(|name| is_queue_name(name));
@@ -89,7 +91,7 @@ fn queue_name(node: &Node) -> Result<String, Wrong> {
 }
 
 /// Queues are named in URLs.
-fn is_queue_name(name: &str) -> bool {
+pub(crate) fn is_queue_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     (1..=128).contains(&name.len()) && name.chars().all(fits) && !name.chars().all(|c| c == '.')
 }

@@ -1,0 +1,177 @@
+//! `POST /api/v1/queues/{queue}/messages`: answered when the messages are on disk.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use bytes::Bytes;
+use keylane_router::embedded::{NewMessage, PublishError, Published};
+use keylane_router::parse::{Publication, publish};
+use serde::Serialize;
+
+use super::App;
+use super::problem::{Error, Problem};
+use crate::sources::SourceError;
+
+/// The largest request.
+pub(super) const BODY_LIMIT: usize = 32 << 20;
+
+/// Headers of the request that go on to the targets.
+const PASSED_ON: [&str; 2] = ["traceparent", "tracestate"];
+
+/// What was accepted.
+#[derive(Serialize)]
+pub(super) struct Accepted {
+    accepted: usize,
+    ids: Vec<Arc<str>>,
+    duplicates: Vec<Arc<str>>,
+}
+
+impl From<Published> for Accepted {
+    fn from(published: Published) -> Self {
+        Self {
+            accepted: published.ids.len(),
+            ids: published.ids,
+            duplicates: published.duplicates,
+        }
+    }
+}
+
+pub(super) async fn publish(
+    State(app): State<Arc<App>>,
+    Path(queue): Path<String>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<(StatusCode, Json<Accepted>), Problem> {
+    app.check_taking()?;
+    check_json(&headers)?;
+    let body = body.map_err(unreadable)?;
+    let publications = publish::read(&body).map_err(wrong)?;
+    app.ready_queue(&queue).await?;
+    let trace = passed_on(&headers);
+    let messages = publications.iter().map(|p| message(p, &trace)).collect();
+    let published = app.db.publish(&queue, messages, false).await;
+    let published = published.map_err(|error| not_published(error, &publications))?;
+    Ok((StatusCode::ACCEPTED, Json(published.into())))
+}
+
+impl App {
+    /// Whether anything is taken still.
+    pub(super) fn check_taking(&self) -> Result<(), Problem> {
+        if !self.stopping.is_cancelled() {
+            return Ok(());
+        }
+        let detail = "nothing was stored; send it again when the router runs again";
+        let title = "The router is stopping";
+        Err(Problem::unavailable("stopping", title, detail))
+    }
+
+    /// Sees to it that somebody reads the queue.
+    pub(super) async fn ready_queue(&self, queue: &str) -> Result<(), Problem> {
+        let create = self.in_force.dev().create_queues;
+        match self.sources.of(queue, create).await {
+            Ok(_) => Ok(()),
+            Err(error) => Err(no_queue(&error)),
+        }
+    }
+}
+
+fn no_queue(error: &SourceError) -> Problem {
+    let text = error.to_string();
+    match error {
+        SourceError::Unknown(_) | SourceError::Taken(_) => {
+            let title = "There is no such queue";
+            Problem::new(StatusCode::NOT_FOUND, "unknown-queue", title, text)
+        }
+        SourceError::Name(_) => Problem::bad_request(text),
+        SourceError::Store(_) | SourceError::Start(_) => {
+            Problem::unavailable("store", "The queue cannot be made", text)
+        }
+    }
+}
+
+/// Nothing but JSON. A request without a type is taken for it.
+fn check_json(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(given) = headers.get(header::CONTENT_TYPE) else {
+        return Ok(());
+    };
+    let given = given.to_str().unwrap_or_default();
+    let essence = given.split(';').next().unwrap_or_default().trim();
+    let essence = essence.to_ascii_lowercase();
+    if essence == "application/json" || essence.ends_with("+json") {
+        return Ok(());
+    }
+    let detail = "send the messages as JSON, with content-type: application/json";
+    let title = "The body is not said to be JSON";
+    let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    Err(Problem::new(status, "not-json", title, detail))
+}
+
+fn unreadable(rejection: BytesRejection) -> Problem {
+    if rejection.status() != StatusCode::PAYLOAD_TOO_LARGE {
+        return Problem::bad_request("the body could not be read whole");
+    }
+    let mib = BODY_LIMIT >> 20;
+    let detail = format!("a request has at most {mib} MiB; send the messages in several");
+    let title = "The request is too large";
+    let status = StatusCode::PAYLOAD_TOO_LARGE;
+    Problem::new(status, "too-large", title, detail)
+}
+
+fn wrong(problems: Vec<keylane_router::parse::Problem>) -> Problem {
+    let detail = "nothing of the request was stored; `errors` has all that is wrong with it";
+    Problem::bad_request(detail).errors(problems.into_iter().map(Error::from))
+}
+
+fn passed_on(headers: &HeaderMap) -> Vec<(Arc<str>, Arc<str>)> {
+    let text = |name| headers.get(name)?.to_str().ok();
+    let pairs = PASSED_ON.iter().map(|&name| (name, text(name)));
+    pairs
+        .filter_map(|(name, value)| Some((name.into(), value?.into())))
+        .collect()
+}
+
+fn message(publication: &Publication, headers: &[(Arc<str>, Arc<str>)]) -> NewMessage {
+    NewMessage {
+        id: publication.id.clone(),
+        dedup_id: Some(publication.deduplication_id.clone()),
+        key: publication.key.clone(),
+        pool: publication.pool.clone(),
+        headers: headers.to_vec(),
+        body: publication.body.clone(),
+        delay: publication.delay,
+    }
+}
+
+/// The problem of a publish that stored nothing.
+pub(super) fn not_published(error: PublishError, publications: &[Publication]) -> Problem {
+    let text = error.to_string();
+    match error {
+        PublishError::UnknownQueue(_) => {
+            let title = "There is no such queue";
+            Problem::new(StatusCode::NOT_FOUND, "unknown-queue", title, text)
+        }
+        PublishError::Conflict { id } => {
+            let title = "An id was used before with another body";
+            Problem::new(StatusCode::CONFLICT, "conflict", title, text)
+                .errors([conflict(&id, publications)])
+        }
+        PublishError::Store(_) => {
+            let title = "The messages cannot be stored";
+            let detail = format!("{text}; nothing of the request was stored");
+            Problem::unavailable("store", title, detail)
+        }
+    }
+}
+
+fn conflict(id: &str, publications: &[Publication]) -> Error {
+    let at = publications.iter().position(|p| &*p.id == id);
+    let pointer = match at {
+        Some(at) if publications.len() > 1 => format!("/{at}/id"),
+        _ => "/id".to_owned(),
+    };
+    let detail = "it was published before with another body";
+    Error::at(pointer, detail, "use a new id")
+}

@@ -1,0 +1,193 @@
+//! Which queues are read: those of the config, and those made by publishing to them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use keylane_router::embedded::Db;
+use keylane_router::plan::{Keyless, SourceKind, SourcePlan};
+use keylane_router::store::StoreError;
+use keylane_router::{Router, StartError};
+use tokio::task::JoinSet;
+
+use crate::config::Config;
+use crate::config::sources::{QUEUE_NAMES, is_queue_name};
+
+/// The sources of a running router, by the queue they read.
+pub(crate) struct Sources {
+    db: Db,
+    router: Router,
+    /// Read by every publish; written by whoever holds `changing`.
+    read: RwLock<BTreeMap<Arc<str>, Reader>>,
+    /// Changes, one after the other.
+    changing: tokio::sync::Mutex<()>,
+}
+
+/// How a queue is read.
+#[derive(Clone, Debug, PartialEq)]
+struct Reader {
+    source: Arc<str>,
+    plan: SourcePlan,
+}
+
+/// Why a queue cannot be published to or read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SourceError {
+    /// Nothing reads it, and queues are not made.
+    #[error("there is no queue `{0}`; configure a source that reads it")]
+    Unknown(String),
+    /// It cannot be a queue.
+    #[error("`{0}` cannot be a queue; {QUEUE_NAMES}")]
+    Name(String),
+    /// Its source would need a name that is taken.
+    #[error("source `{0}` reads another queue; configure a source that reads queue `{0}`")]
+    Taken(Arc<str>),
+    /// It could not be made.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The router does not take it.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl Sources {
+    /// Reads what the config says.
+    pub(crate) async fn start(
+        db: Db,
+        router: Router,
+        config: &Config,
+    ) -> Result<Self, SourceError> {
+        let sources = Self {
+            db,
+            router,
+            read: RwLock::default(),
+            changing: tokio::sync::Mutex::default(),
+        };
+        sources.change(config).await?;
+        Ok(sources)
+    }
+
+    /// How the source of this queue is set up; the queue is made first if it may be.
+    pub(crate) async fn of(&self, queue: &str, create: bool) -> Result<SourcePlan, SourceError> {
+        if let Some(plan) = self.plan_of(queue) {
+            return Ok(plan);
+        }
+        if !is_queue_name(queue) {
+            return Err(SourceError::Name(queue.into()));
+        }
+        if !create {
+            return Err(SourceError::Unknown(queue.into()));
+        }
+        let _one_at_a_time = self.changing.lock().await;
+        if let Some(plan) = self.plan_of(queue) {
+            return Ok(plan);
+        }
+        let reader = Reader::made(queue.into());
+        let plan = reader.plan.clone();
+        self.add(queue.into(), reader).await?;
+        tracing::info!(queue, "the queue was made by a publish");
+        Ok(plan)
+    }
+
+    /// Reads what the config says and nothing else. A source that is no longer wanted, or wanted
+    /// otherwise, has settled or returned everything before its successor takes anything.
+    pub(crate) async fn change(&self, config: &Config) -> Result<(), SourceError> {
+        let _one_at_a_time = self.changing.lock().await;
+        let wanted = self.wanted(config);
+        let before = self.readers().clone();
+        let gone = before
+            .iter()
+            .filter(|(queue, reader)| wanted.get(*queue) != Some(reader));
+        self.remove(gone).await;
+        let mut result = Ok(());
+        for (queue, reader) in wanted {
+            if before.get(&queue) != Some(&reader) {
+                // One that cannot be read keeps no other from being read.
+                result = result.and(self.add(queue, reader).await);
+            }
+        }
+        self.warn_of_unread();
+        result
+    }
+
+    fn wanted(&self, config: &Config) -> BTreeMap<Arc<str>, Reader> {
+        let configured = config.plan.sources.iter().filter_map(|(name, plan)| {
+            let SourceKind::Embedded { queue } = &plan.kind else {
+                return None;
+            };
+            let reader = Reader {
+                source: name.clone(),
+                plan: plan.clone(),
+            };
+            Some((queue.clone(), reader))
+        });
+        let mut wanted: BTreeMap<_, _> = configured.collect();
+        if config.dev.create_queues {
+            // What was published before a restart is read again.
+            for queue in self.db.queues() {
+                let name = queue.name;
+                if !config.plan.sources.contains_key(&name) {
+                    wanted
+                        .entry(name.clone())
+                        .or_insert_with(|| Reader::made(name));
+                }
+            }
+        }
+        wanted
+    }
+
+    async fn add(&self, queue: Arc<str>, reader: Reader) -> Result<(), SourceError> {
+        let name = reader.source.clone();
+        if self.readers().values().any(|other| other.source == name) {
+            return Err(SourceError::Taken(name));
+        }
+        let keyless = reader.plan.keyless.unwrap_or(Keyless::Serial);
+        let source = self.db.source(name.clone(), &queue, keyless).await?;
+        self.router.add_source(name, source, reader.plan.clone())?;
+        let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
+        read.insert(queue, reader);
+        Ok(())
+    }
+
+    async fn remove<'a>(&self, gone: impl Iterator<Item = (&'a Arc<str>, &'a Reader)>) {
+        let mut removals = JoinSet::new();
+        for (queue, reader) in gone {
+            let (router, queue, name) = (self.router.clone(), queue.clone(), reader.source.clone());
+            removals.spawn(async move {
+                router.remove_source(&name).await;
+                queue
+            });
+        }
+        while let Some(removed) = removals.join_next().await {
+            let Ok(queue) = removed else { continue };
+            let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
+            read.remove(&queue);
+        }
+    }
+
+    fn warn_of_unread(&self) {
+        let read = self.readers();
+        for queue in self.db.queues() {
+            if queue.depth > 0 && !read.contains_key(&queue.name) {
+                let (name, depth) = (&*queue.name, queue.depth);
+                tracing::warn!(queue = name, depth, "this queue has messages and no source");
+            }
+        }
+    }
+
+    fn plan_of(&self, queue: &str) -> Option<SourcePlan> {
+        self.readers().get(queue).map(|reader| reader.plan.clone())
+    }
+
+    fn readers(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<Arc<str>, Reader>> {
+        self.read.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reader {
+    fn made(queue: Arc<str>) -> Self {
+        Self {
+            source: queue.clone(),
+            plan: SourcePlan::embedded(queue),
+        }
+    }
+}
