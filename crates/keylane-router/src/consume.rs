@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::counters::Counters;
-use crate::delivery::{Delivery, Fate, Lender, Loan, Settlement};
+use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
 use crate::health::Trouble;
 use crate::jitter;
 use crate::lane::{LaneId, any_source};
@@ -20,6 +20,7 @@ use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
 use crate::pool::Pool;
 use crate::router::Inner;
 use crate::source::{Features, Received, Room, SettleError, Settler, Source};
+use crate::unsettled::Counted;
 
 /// The most settlements sent to a source at once.
 const SETTLE_BATCH: usize = 1024;
@@ -205,7 +206,7 @@ struct Consume<S: Source> {
     plan: SourcePlan,
     features: Features,
     held: Arc<Held<S::Receipt>>,
-    to_settle: mpsc::UnboundedSender<(BrokerId, Settlement)>,
+    to_settle: mpsc::UnboundedSender<Settled<BrokerId>>,
     router: Arc<Inner>,
     stop: CancellationToken,
     counters: HashMap<Arc<str>, Arc<Counters>>,
@@ -456,11 +457,13 @@ struct Settle<T: Settler> {
 
 impl<T: Settler> Settle<T> {
     /// Settles until nothing is out and nothing more will be.
-    async fn run(self, mut settlements: mpsc::UnboundedReceiver<(BrokerId, Settlement)>) {
+    async fn run(self, mut settlements: mpsc::UnboundedReceiver<Settled<BrokerId>>) {
         let mut batch = Vec::new();
         while settlements.recv_many(&mut batch, SETTLE_BATCH).await > 0 {
-            for (settlement, ids) in runs(std::mem::take(&mut batch)) {
-                self.settle(&settlement, ids).await;
+            for run in runs(&mut batch) {
+                self.settle(&run.settlement, run.ids).await;
+                // Durable now: a crash repeats none of these.
+                drop(run.counted);
             }
         }
     }
@@ -520,14 +523,30 @@ impl<T: Settler> Settle<T> {
     }
 }
 
+/// Neighbouring equal settlements.
+struct Run {
+    settlement: Settlement,
+    ids: Vec<BrokerId>,
+    counted: Vec<Counted>,
+}
+
 /// Neighbouring equal settlements together; the order stays.
-fn runs(batch: Vec<(BrokerId, Settlement)>) -> Vec<(Settlement, Vec<BrokerId>)> {
-    let mut runs: Vec<(Settlement, Vec<BrokerId>)> = Vec::new();
-    for (id, settlement) in batch {
-        match runs.last_mut() {
-            Some((same, ids)) if *same == settlement => ids.push(id),
-            _ => runs.push((settlement, vec![id])),
+fn runs(batch: &mut Vec<Settled<BrokerId>>) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for settled in batch.drain(..) {
+        if runs
+            .last()
+            .is_none_or(|run| run.settlement != settled.settlement)
+        {
+            runs.push(Run {
+                settlement: settled.settlement,
+                ids: Vec::new(),
+                counted: Vec::new(),
+            });
         }
+        let run = runs.last_mut().expect("there is one now");
+        run.ids.push(settled.id);
+        run.counted.extend(settled.counted);
     }
     runs
 }

@@ -100,6 +100,7 @@ pub struct PoolGauges {
     pub lanes: usize,
     pub queued: usize,
     pub in_flight: usize,
+    pub unsettled: usize,
 }
 
 impl Registry {
@@ -280,7 +281,7 @@ fn histogram(out: &mut String, name: &str, labels: &Labels, histogram: &Histogra
 type GaugeOf = fn(&PoolGauges) -> usize;
 
 fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
-    let gauges: [(&str, &str, GaugeOf); 3] = [
+    let gauges: [(&str, &str, GaugeOf); 4] = [
         ("lanes", "Keys that have something here.", |pool| pool.lanes),
         (
             "queued_messages",
@@ -288,6 +289,9 @@ fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
             |pool| pool.queued,
         ),
         ("in_flight", "Attempts under way.", |pool| pool.in_flight),
+        ("unsettled", "Messages a crash would repeat.", |pool| {
+            pool.unsettled
+        }),
     ];
     for (name, help, value) in gauges {
         let _ = writeln!(

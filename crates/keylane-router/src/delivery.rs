@@ -12,6 +12,7 @@ use crate::lane::LaneId;
 use crate::message::{BrokerId, Identity, Message};
 use crate::source::BatchId;
 use crate::store::{LaneName, Stay, Stored};
+use crate::unsettled::Counted;
 
 /// How a loan ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,9 +53,18 @@ pub(crate) enum Fate {
 #[derive(Clone, Debug)]
 pub(crate) enum Lender {
     /// The consumer of a source.
-    Source(mpsc::UnboundedSender<(BrokerId, Settlement)>),
+    Source(mpsc::UnboundedSender<Settled<BrokerId>>),
     /// The replay of a parked key: the row it came from.
-    Row(mpsc::UnboundedSender<(u64, Settlement)>, u64),
+    Row(mpsc::UnboundedSender<Settled<u64>>, u64),
+}
+
+/// How the loan of one message ended.
+#[derive(Debug)]
+pub(crate) struct Settled<I> {
+    pub(crate) id: I,
+    pub(crate) settlement: Settlement,
+    /// Dropped when the settlement is durable.
+    pub(crate) counted: Option<Counted>,
 }
 
 /// A message on loan, with how it fared so far.
@@ -75,6 +85,8 @@ pub(crate) struct Delivery {
     pub(crate) fate: Fate,
     pub(crate) lane: LaneId,
     pub(crate) counters: Arc<Counters>,
+    /// While an attempt is under way, and from then on if it was the last.
+    pub(crate) counted: Option<Counted>,
     lender: Option<Lender>,
 }
 
@@ -111,6 +123,7 @@ impl Delivery {
             fate: Fate::Attempt,
             lane,
             counters,
+            counted: None,
             lender: Some(loan.lender),
         }
     }
@@ -131,7 +144,7 @@ impl Delivery {
     /// Ends the loan.
     pub(crate) fn settle(mut self, settlement: Settlement) {
         if let Some(lender) = self.lender.take() {
-            lender.settle(&self.identity, settlement);
+            lender.settle(&self.identity, settlement, self.counted.take());
         }
     }
 
@@ -157,11 +170,26 @@ impl Drop for Delivery {
 }
 
 impl Lender {
-    fn settle(self, identity: &Identity, settlement: Settlement) {
+    fn settle(self, identity: &Identity, settlement: Settlement, counted: Option<Counted>) {
         // A closed channel means that the source is gone: it gives out again what was not settled.
         let _ = match self {
-            Self::Source(to) => to.send((identity.id.clone(), settlement)).is_ok(),
-            Self::Row(to, row) => to.send((row, settlement)).is_ok(),
+            Self::Source(to) => {
+                let id = identity.id.clone();
+                let settled = Settled {
+                    id,
+                    settlement,
+                    counted,
+                };
+                to.send(settled).is_ok()
+            }
+            Self::Row(to, id) => {
+                let settled = Settled {
+                    id,
+                    settlement,
+                    counted,
+                };
+                to.send(settled).is_ok()
+            }
         };
     }
 }

@@ -24,6 +24,7 @@ pub mod source;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod unsettled;
 mod verbs;
 mod waits;
 

@@ -25,6 +25,7 @@ use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
 use crate::store::{AuditEntry, DeadLetter, FailedAttempt, LaneName, Store, StoreError};
+use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 
 /// The longest wait between two tries to write to a store.
@@ -87,6 +88,7 @@ pub(crate) struct Pool {
     pub(crate) name: Arc<str>,
     plan: Arc<RwLock<Arc<PoolPlan>>>,
     executor: PoolExecutor,
+    unsettled: Arc<Unsettled>,
 }
 
 impl Pool {
@@ -100,12 +102,14 @@ impl Pool {
         let targets = Arc::new(plan.targets.clone());
         let plan = Arc::new(RwLock::new(Arc::new(plan)));
         let pool = Arc::new(OnceLock::new());
+        let unsettled = Arc::new(Unsettled::default());
         let attempts = Attempts {
             name: name.clone(),
             plan: plan.clone(),
             targets: RwLock::new(targets),
             shared,
             pool: pool.clone(),
+            unsettled: unsettled.clone(),
         };
         let (by_concurrency, by_rate) = (plan.clone(), plan.clone());
         let mut builder = Executor::<LaneId>::builder()
@@ -121,6 +125,7 @@ impl Pool {
             name,
             plan,
             executor,
+            unsettled,
         });
         let _ = pool.set(Arc::downgrade(&made));
         made
@@ -201,6 +206,7 @@ impl Pool {
             lanes: stats.live_keys,
             queued: stats.queued,
             in_flight: stats.running,
+            unsettled: self.unsettled.now(),
         }
     }
 
@@ -314,6 +320,7 @@ pub(crate) struct Attempts {
     targets: RwLock<Arc<Targets>>,
     shared: Arc<Shared>,
     pool: Arc<OnceLock<Weak<Pool>>>,
+    unsettled: Arc<Unsettled>,
 }
 
 type Job = Box<Delivery>;
@@ -374,6 +381,11 @@ impl Attempts {
             Err(()) => return self.wait_for_breaker(delivery),
         };
         let plan = current(&self.plan);
+        // A crash repeats what runs and what is not settled: never more than twice what may run.
+        let most = plan
+            .concurrency
+            .map_or(usize::MAX, |most| most.get().saturating_mul(2));
+        delivery.counted = Some(self.unsettled.count(most).await);
         let attempt = self.attempt_of(&delivery, &plan, slot);
         if delivery.stay.failed == 0 && delivery.waits == 0 {
             delivery
@@ -388,6 +400,7 @@ impl Attempts {
             () = self.shared.cut.cancelled() => {
                 drop(call);
                 delivery.counters.attempts_cut.one();
+                delivery.counted = None;
                 delivery.fate = Fate::Return;
                 return Reply::Flush { job: Some(delivery) };
             }
@@ -442,6 +455,12 @@ impl Attempts {
 
     /// Carries out what the table said.
     async fn follow(&self, mut delivery: Job, lane: LaneId, next: Next) -> Reply<Job> {
+        if matches!(
+            next,
+            Next::Wait(_) | Next::Retry(..) | Next::Return(_) | Next::Park(_)
+        ) {
+            delivery.counted = None;
+        }
         if next != Next::Ack
             && let Some(skip) = self.shared.take_skip(&delivery.identity)
         {
@@ -593,6 +612,8 @@ impl Attempts {
             .trouble(Trouble::Store, error.to_string());
         let until = Instant::now() + store_back_off(delivery.waits);
         delivery.waits += 1;
+        // It waits for the disk, and others need not wait for it.
+        delivery.counted = None;
         hold(delivery, until)
     }
 

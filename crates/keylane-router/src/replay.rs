@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use crate::delivery::{Delivery, Fate, Lender, Loan, Settlement};
+use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
 use crate::lane::LaneId;
 use crate::parse;
 use crate::plan::Envelope;
@@ -67,11 +67,12 @@ impl Replay {
         drop(lender);
         let mut batch = Vec::new();
         while settled.recv_many(&mut batch, AHEAD).await > 0 {
-            let done = batch.drain(..).filter(|(_, how)| *how == Settlement::Ack);
-            let done: Vec<u64> = done.map(|(row, _)| row).collect();
+            batch.retain(|settled: &Settled<u64>| settled.settlement == Settlement::Ack);
+            let done: Vec<u64> = batch.iter().map(|settled| settled.id).collect();
             if !done.is_empty() {
                 self.router.store.unpark(self.lane.clone(), done).await?;
             }
+            batch.clear();
         }
         Ok(true)
     }

@@ -422,8 +422,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "acks-in-any-order",
         invariant: "R15",
         file: CONSUME,
-        find: "            Some((same, ids)) if *same == settlement => ids.push(id),\n",
-        replace: "            Some((same, ids)) if *same == settlement => ids.insert(0, id),\n",
+        find: "        run.ids.push(settled.id);\n",
+        replace: "        run.ids.insert(0, settled.id);\n",
         test: ROUTED,
     },
 ];

@@ -1,6 +1,7 @@
 //! Runs the real program.
 
 mod config;
+mod crash;
 mod verify;
 
 use std::path::Path;
