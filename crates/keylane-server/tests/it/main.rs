@@ -1,6 +1,17 @@
 //! Runs the real program.
 
+mod backup;
 mod config;
+mod http;
+mod metrics;
+mod publish;
+mod reload;
+mod seed;
+mod server;
+mod standby;
+mod start;
+mod stop;
+mod test_targets;
 mod verify;
 
 use std::path::Path;
