@@ -8,11 +8,16 @@ use crate::config::Layers;
 
 /// Done.
 pub(crate) const OK: u8 = 0;
-/// It did not work out. 3, 4 and 5 (server not reached, not found, refused) belong to commands
-/// that talk to a server.
+/// It did not work out.
 pub(crate) const FAILED: u8 = 1;
 /// The command line or the config is wrong.
 pub(crate) const BAD_USAGE: u8 = 2;
+/// No server answered.
+pub(crate) const NOT_REACHED: u8 = 3;
+/// The server has no such thing.
+pub(crate) const NOT_FOUND: u8 = 4;
+/// The server will not do it.
+pub(crate) const REFUSED: u8 = 5;
 
 /// Messages in order per key, concurrently across keys.
 #[derive(Debug, Parser)]
@@ -29,6 +34,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the router (also without a command)
     Serve(ServeArgs),
+    /// Make a live copy of a running server's queues and stores
+    Backup(BackupArgs),
     /// Look at the config
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -101,6 +108,29 @@ impl ConfigArgs {
                 .collect(),
         }
     }
+}
+
+/// What to copy, and where to.
+#[derive(Debug, Args)]
+pub(crate) struct BackupArgs {
+    /// The new file, on the server's machine; in a data folder as keylane.db it is opened like any
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+}
+
+/// Which server to talk to.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    /// The server
+    #[arg(
+        long = "server",
+        value_name = "URL",
+        env = "KEYLANE_SERVER",
+        default_value = "http://127.0.0.1:8080"
+    )]
+    pub(crate) url: String,
 }
 
 /// What to verify, and what was promised.

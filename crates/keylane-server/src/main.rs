@@ -1,7 +1,9 @@
 //! The program `keylane`: reads the command line and hands over to the command.
 
 mod api;
+mod backup;
 mod cli;
+mod client;
 mod config;
 mod log;
 mod reload;
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let code = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
         Command::Serve(args) => serve::run(args),
+        Command::Backup(args) => backup::run(&args),
         Command::Config(ConfigCommand::Check(args)) => config::command::check(args.layers()),
         Command::Config(ConfigCommand::Show(args)) => config::command::show(args.layers()),
         Command::Verify(args) => verify::run(&args),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use keylane_router::embedded::Db;
-use keylane_router::plan::{Keyless, SourceKind, SourcePlan};
+use keylane_router::plan::{Envelope, Keyless, SourceKind, SourcePlan};
 use keylane_router::store::StoreError;
 use keylane_router::{Router, StartError};
 use tokio::task::JoinSet;
@@ -66,10 +66,17 @@ impl Sources {
         Ok(sources)
     }
 
-    /// How the source of this queue is set up; the queue is made first if it may be.
-    pub(crate) async fn of(&self, queue: &str, create: bool) -> Result<SourcePlan, SourceError> {
-        if let Some(plan) = self.plan_of(queue) {
-            return Ok(plan);
+    /// What the messages of this queue look like; those of a queue yet to be made as usual.
+    pub(crate) fn envelope(&self, queue: &str) -> Envelope {
+        let readers = self.readers();
+        let envelope = readers.get(queue).map(|reader| &reader.plan.envelope);
+        envelope.cloned().unwrap_or(Envelope::Keylane)
+    }
+
+    /// Sees to it that somebody reads this queue; it is made first if it may be.
+    pub(crate) async fn ready(&self, queue: &str, create: bool) -> Result<(), SourceError> {
+        if self.readers().contains_key(queue) {
+            return Ok(());
         }
         if !is_queue_name(queue) {
             return Err(SourceError::Name(queue.into()));
@@ -78,14 +85,12 @@ impl Sources {
             return Err(SourceError::Unknown(queue.into()));
         }
         let _one_at_a_time = self.changing.lock().await;
-        if let Some(plan) = self.plan_of(queue) {
-            return Ok(plan);
+        if self.readers().contains_key(queue) {
+            return Ok(());
         }
-        let reader = Reader::made(queue.into());
-        let plan = reader.plan.clone();
-        self.add(queue.into(), reader).await?;
+        self.add(queue.into(), Reader::made(queue.into())).await?;
         tracing::info!(queue, "the queue was made by a publish");
-        Ok(plan)
+        Ok(())
     }
 
     /// Reads what the config says and nothing else. A source that is no longer wanted, or wanted
@@ -172,10 +177,6 @@ impl Sources {
                 tracing::warn!(queue = name, depth, "this queue has messages and no source");
             }
         }
-    }
-
-    fn plan_of(&self, queue: &str) -> Option<SourcePlan> {
-        self.readers().get(queue).map(|reader| reader.plan.clone())
     }
 
     fn readers(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<Arc<str>, Reader>> {

@@ -1,6 +1,6 @@
 //! A live copy of the file, while publishers and readers go on.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 use super::{Db, schema};
@@ -41,13 +41,24 @@ fn copy(from: &Path, to: &Path) -> Result<(), BackupError> {
     partial.push(".partial");
     let partial = PathBuf::from(partial);
     let _ = std::fs::remove_file(&partial);
-    let written = vacuum_into(from, &partial)
+    let written = make_private(&partial)
+        .and_then(|()| vacuum_into(from, &partial))
         .and_then(|()| std::fs::rename(&partial, to).map_err(|error| failed(to, error)))
         .and_then(|()| sync_folder(to));
     if written.is_err() {
         let _ = std::fs::remove_file(&partial);
     }
     written
+}
+
+/// Messages carry tokens: nobody else may read the copy, wherever it is put.
+fn make_private(partial: &Path) -> Result<(), BackupError> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let made = options.open(partial);
+    made.map(drop).map_err(|error| failed(partial, error))
 }
 
 /// Not SQLite's backup API: that begins anew whenever another connection writes, and here one

@@ -8,6 +8,7 @@ mod metrics;
 mod problem;
 mod publish;
 mod queues;
+mod raw;
 mod reload;
 mod seed;
 mod test_targets;

@@ -9,10 +9,11 @@ use axum::http::{HeaderMap, StatusCode, header};
 use bytes::Bytes;
 use keylane_router::embedded::{NewMessage, PublishError, Published};
 use keylane_router::parse::{Publication, publish};
+use keylane_router::plan::Envelope;
 use serde::Serialize;
 
-use super::App;
 use super::problem::{Error, Problem};
+use super::{App, raw};
 use crate::sources::SourceError;
 
 /// The largest request.
@@ -20,6 +21,9 @@ pub(super) const BODY_LIMIT: usize = 32 << 20;
 
 /// Headers of the request that go on to the targets.
 const PASSED_ON: [&str; 2] = ["traceparent", "tracestate"];
+
+/// Headers that are stored with a message.
+pub(super) type Kept = Vec<(Arc<str>, Arc<str>)>;
 
 /// What was accepted.
 #[derive(Serialize)]
@@ -46,15 +50,23 @@ pub(super) async fn publish(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Accepted>), Problem> {
     app.check_taking()?;
-    check_json(&headers)?;
-    let body = body.map_err(unreadable)?;
-    let publications = publish::read(&body).map_err(wrong)?;
+    let (publications, kept) = match app.sources.envelope(&queue) {
+        Envelope::Keylane => (envelopes(&headers, body)?, passed_on(&headers)),
+        Envelope::Raw { pool, .. } => raw::read(&headers, body.map_err(unreadable)?, pool)?,
+    };
     app.ready_queue(&queue).await?;
-    let trace = passed_on(&headers);
-    let messages = publications.iter().map(|p| message(p, &trace)).collect();
+    let messages = publications.iter().map(|p| message(p, &kept)).collect();
     let published = app.db.publish(&queue, messages, false).await;
     let published = published.map_err(|error| not_published(error, &publications))?;
     Ok((StatusCode::ACCEPTED, Json(published.into())))
+}
+
+fn envelopes(
+    headers: &HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Vec<Publication>, Problem> {
+    check_json(headers)?;
+    publish::read(&body.map_err(unreadable)?).map_err(wrong)
 }
 
 impl App {
@@ -71,10 +83,8 @@ impl App {
     /// Sees to it that somebody reads the queue.
     pub(super) async fn ready_queue(&self, queue: &str) -> Result<(), Problem> {
         let create = self.in_force.dev().create_queues;
-        match self.sources.of(queue, create).await {
-            Ok(_) => Ok(()),
-            Err(error) => Err(no_queue(&error)),
-        }
+        let ready = self.sources.ready(queue, create).await;
+        ready.map_err(|error| no_queue(&error))
     }
 }
 
@@ -125,7 +135,8 @@ fn wrong(problems: Vec<keylane_router::parse::Problem>) -> Problem {
     Problem::bad_request(detail).errors(problems.into_iter().map(Error::from))
 }
 
-fn passed_on(headers: &HeaderMap) -> Vec<(Arc<str>, Arc<str>)> {
+/// What is kept with each message beside its body.
+pub(super) fn passed_on(headers: &HeaderMap) -> Kept {
     let text = |name| headers.get(name)?.to_str().ok();
     let pairs = PASSED_ON.iter().map(|&name| (name, text(name)));
     pairs
@@ -133,13 +144,13 @@ fn passed_on(headers: &HeaderMap) -> Vec<(Arc<str>, Arc<str>)> {
         .collect()
 }
 
-fn message(publication: &Publication, headers: &[(Arc<str>, Arc<str>)]) -> NewMessage {
+fn message(publication: &Publication, headers: &Kept) -> NewMessage {
     NewMessage {
         id: publication.id.clone(),
         dedup_id: Some(publication.deduplication_id.clone()),
         key: publication.key.clone(),
         pool: publication.pool.clone(),
-        headers: headers.to_vec(),
+        headers: headers.clone(),
         body: publication.body.clone(),
         delay: publication.delay,
     }

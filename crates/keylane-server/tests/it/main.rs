@@ -1,7 +1,19 @@
 //! Runs the real program.
 
+mod backup;
 mod config;
 mod crash;
+mod flowcatalyst;
+mod http;
+mod metrics;
+mod publish;
+mod reload;
+mod seed;
+mod server;
+mod standby;
+mod start;
+mod stop;
+mod test_targets;
 mod verify;
 
 use std::path::Path;
