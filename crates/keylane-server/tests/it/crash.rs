@@ -71,12 +71,32 @@ fn flaky(seed: u64) -> impl testing::Behaviour {
     )
 }
 
+/// The one history that producer and target write, and how much the target has written.
 #[derive(Clone)]
-struct Shared(Arc<Recorder>);
+struct Shared {
+    history: Arc<Recorder>,
+    written: Arc<AtomicU64>,
+}
+
+impl Shared {
+    /// What a killed process had sent may still be on its way: waits until the target has seen the
+    /// last of it, so that it stands in the history before the crash.
+    async fn quiet(&self) {
+        let mut still = 0;
+        let mut before = self.written.load(Ordering::SeqCst);
+        while still < 10 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let now = self.written.load(Ordering::SeqCst);
+            still = if now == before { still + 1 } else { 0 };
+            before = now;
+        }
+    }
+}
 
 impl testing::Recorder for Shared {
     fn record(&self, event: testing::Event, request: &testing::Request) {
-        testing::Recorder::record(&*self.0, event, request);
+        testing::Recorder::record(&*self.history, event, request);
+        self.written.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -238,7 +258,11 @@ async fn killed_again_and_again_under_load_it_loses_nothing_and_overtakes_nothin
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("keylane.toml"), CONFIG).unwrap();
     let history = Arc::new(Recorder::in_memory());
-    let ill = Target::start_with(flaky(11), Shared(history.clone())).await;
+    let shared = Shared {
+        history: history.clone(),
+        written: Arc::default(),
+    };
+    let ill = Target::start_with(flaky(11), shared.clone()).await;
     let mut server = Server::start(folder.path());
     let address = Arc::new(std::sync::RwLock::new(server.address.clone()));
     let (stop, published) = (
@@ -258,6 +282,7 @@ async fn killed_again_and_again_under_load_it_loses_nothing_and_overtakes_nothin
         let time = 60 + (round * 7919) % 340;
         tokio::time::sleep(Duration::from_millis(time)).await;
         server.kill();
+        shared.quiet().await;
         note(&history, EventKind::Crash);
         note(&history, EventKind::Restart);
         server = Server::start(folder.path());
