@@ -44,7 +44,7 @@ pub(crate) fn post(server: &str, path_and_query: &str) -> Result<Answer, NoAnswe
         .enable_all()
         .build();
     let asked = match runtime {
-        Ok(runtime) => runtime.block_on(tokio::time::timeout(PATIENCE, ask(uri))),
+        Ok(runtime) => runtime.block_on(async { tokio::time::timeout(PATIENCE, ask(uri)).await }),
         Err(error) => Ok(Err(anyhow::Error::from(error))),
     };
     match asked {
