@@ -44,7 +44,6 @@ pub(crate) fn post(server: &str, path_and_query: &str) -> Result<Answer, NoAnswe
         .enable_all()
         .build();
     let asked = match runtime {
-        // Made inside: a timer needs the runtime it is made in.
         Ok(runtime) => runtime.block_on(async { tokio::time::timeout(PATIENCE, ask(uri)).await }),
         Err(error) => Ok(Err(anyhow::Error::from(error))),
     };
