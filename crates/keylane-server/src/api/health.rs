@@ -1,6 +1,7 @@
 //! `/livez` and `/readyz`: for whoever watches the program.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::State;
@@ -11,6 +12,36 @@ use serde_json::{Value, json};
 
 use super::App;
 
+/// How long a publish that could not be stored counts. Not for ever: where nobody publishes to
+/// what is not ready, nobody would find out that it is well again.
+const REMEMBERED: Duration = Duration::from_secs(30);
+
+/// Whether publishes can be stored.
+#[derive(Debug, Default)]
+pub(crate) struct Publishing {
+    failed: Mutex<Option<(Instant, String)>>,
+}
+
+impl Publishing {
+    pub(super) fn works(&self) {
+        *self.lock() = None;
+    }
+
+    pub(super) fn fails(&self, why: String) {
+        *self.lock() = Some((Instant::now(), why));
+    }
+
+    fn problem(&self) -> Option<Value> {
+        let failed = self.lock();
+        let (at, why) = failed.as_ref()?;
+        (at.elapsed() < REMEMBERED).then(|| json!({"trouble": "publish", "detail": why}))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(Instant, String)>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The program answers: that is all it says.
 pub(super) async fn live() -> Json<Value> {
     Json(json!({"status": "live"}))
@@ -19,6 +50,7 @@ pub(super) async fn live() -> Json<Value> {
 /// Whether it does its work; with everything that is wrong.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
     let mut problems: Vec<Value> = app.router.problems().iter().map(told).collect();
+    problems.extend(app.publishing.problem());
     if app.stopping.is_cancelled() {
         problems.push(json!({"trouble": "stopping", "detail": "the router is stopping"}));
     }

@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::reload::InForce;
 use crate::sources::Sources;
+use health::Publishing;
 use problem::Problem;
 use test_targets::Stats;
 
@@ -41,9 +42,11 @@ pub(crate) struct App {
     /// Cancelled by the first signal, read by publishes and readiness.
     pub(crate) stopping: CancellationToken,
     /// Where the API listens.
-    pub(crate) address: SocketAddr,
+    address: SocketAddr,
+    /// How publishes fare: they write it, readiness reads it.
+    publishing: Publishing,
     /// What the test targets saw.
-    pub(crate) tests: Stats,
+    tests: Stats,
 }
 
 impl App {
@@ -61,6 +64,7 @@ impl App {
             in_force,
             stopping: CancellationToken::new(),
             address,
+            publishing: Publishing::default(),
             tests: Stats::default(),
         }
     }

@@ -56,7 +56,7 @@ pub(super) async fn publish(
     };
     app.ready_queue(&queue).await?;
     let messages = publications.iter().map(|p| message(p, &kept)).collect();
-    let published = app.db.publish(&queue, messages, false).await;
+    let published = app.store(&queue, messages).await;
     let published = published.map_err(|error| not_published(error, &publications))?;
     Ok((StatusCode::ACCEPTED, Json(published.into())))
 }
@@ -78,6 +78,21 @@ impl App {
         let detail = "nothing was stored; send it again when the router runs again";
         let title = "The router is stopping";
         Err(Problem::unavailable("stopping", title, detail))
+    }
+
+    /// Stores messages in a queue that somebody reads; readiness learns how that went.
+    pub(super) async fn store(
+        &self,
+        queue: &str,
+        messages: Vec<NewMessage>,
+    ) -> Result<Published, PublishError> {
+        let published = self.db.publish(queue, messages, false).await;
+        match &published {
+            Ok(_) => self.publishing.works(),
+            Err(PublishError::Store(error)) => self.publishing.fails(error.to_string()),
+            Err(_) => {}
+        }
+        published
     }
 
     /// Sees to it that somebody reads the queue.

@@ -85,7 +85,7 @@ pub(super) async fn seed(
         .collect();
     let mut ids = Vec::with_capacity(messages.len());
     for chunk in messages.chunks(CHUNK) {
-        let published = app.db.publish(&asked.queue, chunk.to_vec(), false).await;
+        let published = app.store(&asked.queue, chunk.to_vec()).await;
         let published = published.map_err(|error| not_published(error, &[]))?;
         ids.extend(published.ids);
     }

@@ -4,6 +4,8 @@ mod backup;
 mod config;
 mod crash;
 mod flowcatalyst;
+#[cfg(target_os = "linux")]
+mod full_disk;
 mod http;
 mod metrics;
 mod publish;

@@ -48,6 +48,15 @@ impl Folder {
 
     /// Starts the program here, with the config if there is one.
     pub(crate) fn spawn(&self, more: &[&str]) -> Starting {
+        self.spawn_by(more, |command| command)
+    }
+
+    /// The same by way of another command.
+    pub(crate) fn spawn_by(
+        &self,
+        more: &[&str],
+        by: impl FnOnce(std::process::Command) -> std::process::Command,
+    ) -> Starting {
         let mut args = vec!["serve", "--listen", "127.0.0.1:0", "--data", "data"];
         if self.path().join("k.toml").exists() {
             args.extend(["--config", "k.toml"]);
@@ -55,7 +64,7 @@ impl Folder {
         args.extend(more);
         let log = tempfile::NamedTempFile::new_in(self.path()).unwrap();
         let (file, log) = log.keep().unwrap();
-        let mut command = keylane(&args, self.path());
+        let mut command = by(keylane(&args, self.path()));
         command.stdout(Stdio::piped()).stderr(file);
         let child = tokio::process::Command::from(command)
             .kill_on_drop(true)
@@ -106,9 +115,12 @@ impl Starting {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(self.pid(), signal).unwrap();
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
         let pid = self.child.id().expect("it runs");
-        let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
+        Pid::from_raw(i32::try_from(pid).unwrap()).unwrap()
     }
 
     /// Its exit code; `None` when a signal ended it.
