@@ -10,6 +10,7 @@ const ITEMS: &str = "crates/keylane/src/lanes/items.rs";
 const TURNS: &str = "crates/keylane/src/lanes/turns.rs";
 const RATE: &str = "crates/keylane/src/lanes/rate.rs";
 
+const SHELL: &str = "crates/keylane/src/shell.rs";
 const POOL: &str = "crates/keylane-router/src/pool.rs";
 const PROCESS: &str = "crates/keylane-router/src/process.rs";
 const CONSUME: &str = "crates/keylane-router/src/consume.rs";
@@ -389,8 +390,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stop-starts-what-waits",
         invariant: "R10",
-        file: "crates/keylane/src/handler.rs",
-        find: "        self.shell.lanes(|lanes| lanes.flush_all());\n",
+        file: SHELL,
+        find: "            state.lanes.flush_all();\n",
         replace: "",
         test: ROUTED,
     },
