@@ -1,5 +1,6 @@
 //! The program `keylane`: reads the command line and hands over to the command.
 
+mod bench;
 mod cli;
 mod config;
 mod verify;
@@ -18,6 +19,7 @@ fn main() -> ExitCode {
         Command::Config(ConfigCommand::Check(args)) => config::command::check(args.layers()),
         Command::Config(ConfigCommand::Show(args)) => config::command::show(args.layers()),
         Command::Verify(args) => verify::run(&args),
+        Command::Bench(command) => bench::run(&command),
     };
     ExitCode::from(code)
 }
