@@ -41,6 +41,9 @@ pub(crate) enum Command {
     Config(ConfigCommand),
     /// Check histories for lost, overtaken, overlapping and duplicated messages
     Verify(VerifyArgs),
+    /// Measure what this machine and this version are good for
+    #[command(subcommand)]
+    Bench(crate::bench::BenchCommand),
 }
 
 /// What can be done with a config.

@@ -2,6 +2,7 @@
 
 mod api;
 mod backup;
+mod bench;
 mod cli;
 mod client;
 mod config;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Config(ConfigCommand::Check(args)) => config::command::check(args.layers()),
         Command::Config(ConfigCommand::Show(args)) => config::command::show(args.layers()),
         Command::Verify(args) => verify::run(&args),
+        Command::Bench(command) => bench::run(&command),
     };
     ExitCode::from(code)
 }

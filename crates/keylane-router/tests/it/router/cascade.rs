@@ -93,7 +93,7 @@ async fn two_batches(plan: Plan) -> Vec<Settled> {
     feeder.feed(vec![fed(1), fed(2)]);
     feeder.feed(vec![fed(3)]);
     // Both batches are in the lane before the head fails.
-    until("it has gone on", || !(router.pools()[0].queued < 2)).await;
+    until("it has gone on", || router.pools()[0].queued >= 2).await;
     go.add_permits(1);
     let settled = feeder.settled(3).await;
     router.stop(Duration::from_secs(1)).await;

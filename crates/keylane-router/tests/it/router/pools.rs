@@ -36,7 +36,7 @@ async fn fc_5_a_full_lane_is_refused_to_the_source_and_others_go_on() {
     for n in 1..=20 {
         top.publish("other", n).await;
     }
-    until("it has gone on", || !(top.starts("other").len() < 20)).await;
+    until("it has gone on", || top.starts("other").len() >= 20).await;
     assert!(
         top.counters().returned.get() >= 5,
         "what had no room went back"
@@ -58,7 +58,7 @@ async fn fc_9_a_change_of_rate_acts_at_once() {
     let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
     top.publish_all(&[("a", 1), ("b", 1), ("c", 1)]).await;
     until("it has gone on", || {
-        !(top.counters().delivered.get() < 1 || top.router.pools()[0].queued < 2)
+        top.counters().delivered.get() >= 1 && top.router.pools()[0].queued >= 2
     })
     .await;
     // Looking at it costs no token, and what waits holds no permit.
@@ -177,10 +177,7 @@ async fn fc_10_a_removed_pool_finishes_its_keys_and_their_arrivals_follow_them()
     ];
     top.db.publish("default", both, true).await.unwrap();
     let of = |pool: &str| top.router.counters().of(&"default".into(), &pool.into());
-    until("it has gone on", || {
-        !(of("mail").attempts_not_yet.get() == 0)
-    })
-    .await;
+    until("it has gone on", || of("mail").attempts_not_yet.get() != 0).await;
     let without: BTreeMap<_, _> = plan
         .pools
         .clone()
@@ -204,7 +201,7 @@ async fn fc_10_a_removed_pool_finishes_its_keys_and_their_arrivals_follow_them()
         "what was there stayed there"
     );
     // Once it is empty it is gone, and its messages run in the default pool.
-    until("it has gone on", || !(top.router.pools().len() > 1)).await;
+    until("it has gone on", || top.router.pools().len() <= 1).await;
     publish(4).await.unwrap();
     top.drained().await;
     assert_eq!(top.starts("k").last(), Some(&4));
@@ -227,10 +224,10 @@ async fn fc_10_a_removed_pool_gives_back_what_it_cannot_finish_in_time() {
     let messages = (1..=3).map(|n| message_in("mail", &url, "k", n)).collect();
     top.db.publish("default", messages, true).await.unwrap();
     let mail = top.router.counters().of(&"default".into(), &"mail".into());
-    until("it has gone on", || !(mail.attempts_not_yet.get() == 0)).await;
+    until("it has gone on", || mail.attempts_not_yet.get() != 0).await;
     plan.pools.remove("mail");
     top.router.reload(plan).await.unwrap();
-    until("it has gone on", || !(top.router.pools().len() > 1)).await;
+    until("it has gone on", || top.router.pools().len() <= 1).await;
     assert!(mail.returned.get() >= 3);
     open.store(true, Ordering::SeqCst);
     top.drained().await;
@@ -260,13 +257,13 @@ async fn fc_15_an_open_breaker_holds_its_lanes_uses_no_attempt_and_closes_on_suc
     let messages: Vec<(&str, u64)> = keys.iter().map(|key| (key.as_str(), 1)).collect();
     top.publish_all(&messages).await;
     until("it has gone on", || {
-        !(top.counters().attempts_failed.get() < 4)
+        top.counters().attempts_failed.get() >= 4
     })
     .await;
     // Open: every lane waits, nothing runs, only probes go out.
     let before = top.counters().attempts_failed.get();
     until("it has gone on", || {
-        !(top.counters().attempts_failed.get() < before + 3)
+        top.counters().attempts_failed.get() >= before + 3
     })
     .await;
     assert!(

@@ -62,7 +62,7 @@ fn fed(id: u64) -> Fed<'static> {
 
 async fn redelivered(router: &Router, count: u64) {
     let counters = router.counters().of(&"t".into(), &"default".into());
-    until("it has gone on", || !(counters.redelivered.get() < count)).await;
+    until("it has gone on", || counters.redelivered.get() >= count).await;
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn fc_11_a_message_redelivered_while_it_runs_is_called_once_and_settled_by
  {
     let top = counted().await;
     top.feeder.feed(vec![fed(1)]);
-    until("it has gone on", || !(top.calls.load(Ordering::SeqCst) < 1)).await;
+    until("it has gone on", || top.calls.load(Ordering::SeqCst) >= 1).await;
     let newest = top.feeder.feed(vec![fed(1)]);
     redelivered(&top.router, 1).await;
     top.go.add_permits(10);
@@ -86,7 +86,7 @@ async fn fc_13_an_ack_that_fails_is_tried_again_and_the_message_is_not_called_ag
     top.go.add_permits(10);
     top.feeder.feed(vec![fed(1)]);
     until("it has gone on", || {
-        !(top.feeder.settler.failing_acks.load(Ordering::SeqCst) == 2)
+        top.feeder.settler.failing_acks.load(Ordering::SeqCst) != 2
     })
     .await;
     let newest = top.feeder.feed(vec![fed(1)]);

@@ -34,7 +34,7 @@ async fn fc_18_a_stop_finishes_what_runs_returns_the_rest_and_a_restart_goes_on_
     let messages: Vec<(&str, u64)> = (1..=5).flat_map(|n| [("a", n), ("b", n)]).collect();
     top.publish_all(&messages).await;
     until("it has gone on", || {
-        !(top.starts("a").is_empty() || top.starts("b").is_empty())
+        !top.starts("a").is_empty() && !top.starts("b").is_empty()
     })
     .await;
     top.router.stop(Duration::from_secs(5)).await;
@@ -69,7 +69,7 @@ async fn the_deadline_of_a_stop_cuts_what_runs_and_gives_it_back() {
     let mut top = Top::new(plan.clone(), answers).await;
     top.publish_all(&[("a", 1), ("a", 2), ("b", 1)]).await;
     until("it has gone on", || {
-        !(top.starts("a").is_empty() || top.starts("b").is_empty())
+        !top.starts("a").is_empty() && !top.starts("b").is_empty()
     })
     .await;
     top.router.stop(Duration::from_millis(10)).await;
@@ -101,7 +101,7 @@ async fn failed_attempts_survive_a_restart() {
     let mut top = Top::new(plan, answers).await;
     top.publish("a", 1).await;
     until("it has gone on", || {
-        !(top.counters().attempts_failed.get() < 1)
+        top.counters().attempts_failed.get() >= 1
     })
     .await;
     top.router.stop(Duration::from_secs(1)).await;
@@ -140,7 +140,7 @@ async fn parked() -> Top {
 
 async fn unparked(top: &Top) {
     until("it has gone on", || {
-        !(top.db.store().parked_lane(&lane("a")).is_some())
+        top.db.store().parked_lane(&lane("a")).is_none()
     })
     .await;
 }
@@ -212,7 +212,7 @@ async fn a_held_head_can_be_skipped_and_the_lane_goes_on() {
     let top = Top::new(quick_plan(), first).await;
     top.publish_all(&[("a", 1), ("a", 2)]).await;
     until("it has gone on", || {
-        !(top.counters().attempts_not_yet.get() < 1 || top.router.pools()[0].in_flight > 0)
+        top.counters().attempts_not_yet.get() >= 1 && top.router.pools()[0].in_flight == 0
     })
     .await;
     let identity = keylane_router::message::Identity {
@@ -241,7 +241,7 @@ async fn an_operator_parks_a_key_by_hand() {
     let top = Top::new(quick_plan(), |_: &Request| Answer::not_yet(3000)).await;
     top.publish_all(&[("a", 1), ("a", 2)]).await;
     until("it has gone on", || {
-        !(top.counters().attempts_not_yet.get() < 1 || top.router.pools()[0].in_flight > 0)
+        top.counters().attempts_not_yet.get() >= 1 && top.router.pools()[0].in_flight == 0
     })
     .await;
     top.router.park(lane("a"), by()).await.unwrap();
@@ -254,11 +254,11 @@ async fn a_pause_survives_a_restart() {
     let mut top = Top::new(quick_plan(), fixed(Answer::ok())).await;
     top.router.pause(lane("a"), by()).await.unwrap();
     top.publish_all(&[("a", 1), ("b", 1)]).await;
-    until("it has gone on", || !(top.starts("b").is_empty())).await;
+    until("it has gone on", || !top.starts("b").is_empty()).await;
     top.router.stop(Duration::from_secs(1)).await;
     top.router = start(&top.db, quick_plan(), top.history.clone()).await;
     top.publish("b", 2).await;
-    until("it has gone on", || !(top.starts("b").len() < 2)).await;
+    until("it has gone on", || top.starts("b").len() >= 2).await;
     assert_eq!(top.starts("a"), [0_u64; 0]);
     top.router.resume(lane("a"), by()).await.unwrap();
     top.drained().await;
