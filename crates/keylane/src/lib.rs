@@ -28,6 +28,53 @@
 //! * In the [job form](JobExecutor) a job can be [put back](Reply::Hold): it keeps its place, and
 //!   its lane waits with it, taking no permit.
 //!
+//! # Options
+//!
+//! Each is a method of [`Builder`]; [`Executor::set_limits`] changes those marked *live* while the
+//! executor runs.
+//!
+//! | option | default | |
+//! |---|---|---|
+//! | [`name`](Builder::name) | `keylane` | in spans, logs and metrics |
+//! | [`concurrency`](Builder::concurrency), [`max_in_flight`](Builder::max_in_flight) | no limit | running at once, of all keys; the smaller counts; *live* |
+//! | [`lane_concurrency`](Builder::lane_concurrency) | 1 | running at once, of one key; *live* |
+//! | [`lane_concurrency_for`](Builder::lane_concurrency_for) | none | the same for single keys; asked first |
+//! | [`lane_concurrency_by`](Builder::lane_concurrency_by) | none | the same by a function; asked second |
+//! | [`max_in_flight_per_key`](Builder::max_in_flight_per_key) | no limit | the smaller of this and lane concurrency counts; *live* |
+//! | [`max_in_flight_for`](Builder::max_in_flight_for) | none | the same for single keys |
+//! | [`queue_limit`](Builder::queue_limit) | no limit | waiting only for the limit of all; 0 means none may; *live* |
+//! | [`queue_limit_per_key`](Builder::queue_limit_per_key) | no limit | waiting for their own key; 0 means none may; *live* |
+//! | [`queue_limit_for`](Builder::queue_limit_for) | none | the same for single keys |
+//! | [`on_reject`](Builder::on_reject) | [`Policy::Abort`] | what becomes of a task without room |
+//! | [`reject_with`](Builder::reject_with) | none | a function that decides; wins over the policy |
+//! | [`listener`](Builder::listener) | none | is told what happens to tasks |
+//! | [`rate`](Builder::rate) | no limit | starts per time, of all keys; *live* |
+//! | [`per_key_rate`](Builder::per_key_rate) | no limit | starts per time, of each key; *live* |
+//! | [`per_key_rate_by`](Builder::per_key_rate_by) | none | the same by a function |
+//! | [`turn`](Builder::turn) | 1 | starts of a key before the next ready key's turn; *live* |
+//! | [`tenant_by`](Builder::tenant_by) | no tenants | whose key it is, for fair shares |
+//! | [`weight_by`](Builder::weight_by) | 1 | a tenant's share |
+//! | [`resolve_once`](Builder::resolve_once) | false | keep what the functions said until the key is evicted |
+//! | [`shared_permits`](Builder::shared_permits) | none | a limit shared with other executors |
+//! | [`runtime`](Builder::runtime) | the current one | the tokio runtime to run on |
+//!
+//! # Cancellation safety
+//!
+//! What happens when a future of this crate is dropped before it is ready:
+//!
+//! | future | dropped |
+//! |---|---|
+//! | [`TaskHandle`], [`SharedHandle`] | the wait ends, the task goes on (under [`Policy::CallerRuns`] the task is cancelled: its handle is what runs it) |
+//! | [`TaskHandle::wait_timeout`] | nothing is lost; wait again |
+//! | [`Executor::submit_when_room`] | the place is given up and the task does not run |
+//! | [`Executor::run_all`] | what was submitted goes on |
+//! | [`Executor::idle`], [`Executor::all_idle`], and those of [`JobExecutor`] | nothing is lost; wait again |
+//! | [`Executor::shutdown`] | the executor takes nothing more, but nothing is stopped; call it again |
+//! | [`JobExecutor::drain`] | the executor is draining all the same; call it again |
+//!
+//! A task that is cancelled while it runs is dropped at its next await: what it may lose there is up
+//! to the task. Blocking work is never cut off.
+//!
 //! # Reading on
 //!
 //! [`Executor`] and its [`Builder`], [`TaskHandle`], [`Task`]; [`JobExecutor`] with [`Handler`] for
@@ -66,3 +113,7 @@ pub use rules::Limits;
 pub use run_all::RunAll;
 pub use stats::{KeyLimits, KeyStats, Stats};
 pub use task::{Blocking, Cancelled, Fallible, Task, TaskError, Verdict, blocking, fallible};
+
+#[doc = include_str!("../README.md")]
+#[cfg(doctest)]
+struct Readme;

@@ -1,0 +1,46 @@
+//! What the executor costs, beside what it replaces: `cargo bench -p keylane`.
+//!
+//! Arguments name the parts to run (`noop`, `lanes`, `sleepers`, `latency`, `memory`); without
+//! any, all of them. `cargo bench -p keylane -- noop keys=10000` measures one number of keys, for
+//! a profile. Every run counts order violations. Floor and executor alternate, so that a
+//! ratio compares what ran under the same conditions.
+
+mod floor;
+mod latency;
+mod load;
+mod memory;
+mod noop;
+mod plain;
+mod report;
+mod sleepers;
+mod usage;
+
+use report::Report;
+
+type Part = fn(&mut Report);
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(("--alone", part)) = args.first().map(String::as_str).zip(args.get(1)) {
+        return memory::measure_alone(part);
+    }
+    let wanted: Vec<&String> = args.iter().filter(|arg| !arg.starts_with("--")).collect();
+    let wants = |part: &str| wanted.is_empty() || wanted.iter().any(|arg| part.contains(*arg));
+    if let Some(keys) = args.iter().find_map(|arg| arg.strip_prefix("keys=")) {
+        return noop::profile(keys.parse().expect("a number of keys"));
+    }
+    let mut report = Report::new();
+    let parts: [(&str, Part); 5] = [
+        ("noop", noop::run),
+        ("lanes", plain::run),
+        ("sleepers", sleepers::run),
+        ("latency", latency::run),
+        ("memory", memory::run),
+    ];
+    for (part, run) in parts {
+        if wants(part) {
+            run(&mut report);
+        }
+    }
+    report.print();
+}

@@ -1,0 +1,152 @@
+//! Tasks that sleep 100 ms, beside bare tasks that do.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use keylane::Executor;
+use tokio::runtime::Runtime;
+use tokio::task::JoinSet;
+
+use crate::report::{Report, print_table};
+use crate::usage::{Cost, median, runtime};
+
+const ROUNDS: usize = 3;
+const NAP: Duration = Duration::from_millis(100);
+
+struct Shape {
+    keys: usize,
+    tasks_each: usize,
+    at_once: Option<usize>,
+}
+
+pub(crate) fn run(report: &mut Report) {
+    let runtime = runtime();
+    let shapes = [
+        (100, 10, None),
+        (10_000, 10, None),
+        (100_000, 1, None),
+        (10_000, 10, Some(5_000)),
+    ];
+    let mut rows = Vec::new();
+    for (keys, tasks_each, at_once) in shapes {
+        let shape = Shape {
+            keys,
+            tasks_each,
+            at_once,
+        };
+        let mut violations = 0;
+        let rounds: Vec<(Cost, Cost)> = (0..ROUNDS)
+            .map(|_| {
+                let bare = bare(&runtime, &shape);
+                let (ours, wrong) = ours(&runtime, &shape);
+                violations += wrong;
+                (bare, ours)
+            })
+            .collect();
+        let share = |(bare, ours): &(Cost, Cost)| 100.0 * ours.per_second() / bare.per_second();
+        let share = median(rounds.iter().map(share));
+        let (bare, ours): (Vec<Cost>, Vec<Cost>) = rounds.into_iter().unzip();
+        let wall = |costs: &[Cost]| median(costs.iter().map(|cost| cost.wall.as_secs_f64() * 1e3));
+        let cpu = |costs: &[Cost]| median(costs.iter().map(Cost::cpu_nanos)) / 1e3;
+        rows.push([
+            shape.name(),
+            format!("{:.0}", wall(&ours)),
+            format!("{:.0}", wall(&bare)),
+            format!("{share:.1}"),
+            format!("{:.1}", cpu(&ours)),
+            format!("{:.1}", cpu(&bare)),
+            violations.to_string(),
+        ]);
+        report.goal(
+            &format!("100 ms sleepers, {}", shape.name()),
+            "≥ 99 % of bare tasks",
+            format!("{share:.1} %"),
+            share >= 99.0 && violations == 0,
+        );
+    }
+    println!("\n### 100 ms sleepers beside bare tasks, medians of {ROUNDS} rounds\n");
+    let head = [
+        "keys × tasks",
+        "wall ms",
+        "bare",
+        "% of bare",
+        "CPU µs/task",
+        "bare",
+        "order violations",
+    ];
+    print_table(&head, &rows);
+}
+
+impl Shape {
+    fn name(&self) -> String {
+        let at_once = self
+            .at_once
+            .map(|n| format!(", {n} at once"))
+            .unwrap_or_default();
+        format!("{} × {}{at_once}", self.keys, self.tasks_each)
+    }
+
+    fn count(&self) -> usize {
+        self.keys * self.tasks_each
+    }
+}
+
+/// As many tasks as may run at once, each of which sleeps one time after the other.
+fn bare(runtime: &Runtime, shape: &Shape) -> Cost {
+    let tasks = shape.at_once.unwrap_or(shape.keys).min(shape.keys);
+    let sleeps = shape.count() / tasks;
+    Cost::of(shape.count() as u64, || {
+        runtime.block_on(async {
+            let spawned = tokio::spawn(async move {
+                let mut all = JoinSet::new();
+                for _ in 0..tasks {
+                    all.spawn(async move {
+                        for _ in 0..sleeps {
+                            tokio::time::sleep(NAP).await;
+                        }
+                    });
+                }
+                all.join_all().await;
+            });
+            spawned.await.expect("no panic");
+        });
+    })
+}
+
+fn ours(runtime: &Runtime, shape: &Shape) -> (Cost, u64) {
+    let next: Arc<Vec<AtomicU32>> = Arc::new((0..shape.keys).map(|_| AtomicU32::new(0)).collect());
+    let violations = Arc::new(AtomicU64::new(0));
+    let executor = {
+        let _inside = runtime.enter();
+        let builder = Executor::builder();
+        let builder = match shape.at_once {
+            Some(most) => builder.concurrency(most),
+            None => builder,
+        };
+        builder.build().expect("fine")
+    };
+    let (keys, tasks_each, wrong) = (shape.keys, shape.tasks_each, violations.clone());
+    let cost = Cost::of(shape.count() as u64, || {
+        runtime.block_on(async {
+            let spawned = tokio::spawn(async move {
+                for number in 0..tasks_each {
+                    for key in 0..keys {
+                        let (next, wrong) = (next.clone(), wrong.clone());
+                        let nap = async move {
+                            if next[key].swap(number as u32 + 1, Ordering::Relaxed) != number as u32
+                            {
+                                wrong.fetch_add(1, Ordering::Relaxed);
+                            }
+                            tokio::time::sleep(NAP).await;
+                        };
+                        executor.post(key, nap).expect("there is room");
+                    }
+                }
+                executor.all_idle().await;
+            });
+            spawned.await.expect("no panic");
+        });
+    });
+    (cost, violations.load(Ordering::Relaxed))
+}
