@@ -20,7 +20,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const HELP: &str = "\
 cargo xtask <command>
 
-  test [--quick]     format, lints, all tests, docs, packaging, licences; one summary at the end
+  test [--quick]     format, lints, all tests, the executor's interleavings, docs, packaging, licences;
+                     one summary at the end
                      --quick: format, lints, and tests with fewer histories
   mutants [name…]    break the code on purpose and check that the tests notice;
                      a name is a mutation's or an invariant's (L1); none means all

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::process::{cargo, run_seeing};
 use crate::report::{Report, Verdict};
 use crate::tally::Tally;
-use crate::{Answer, Result, deny};
+use crate::{Answer, Result, deny, place};
 
 /// Histories of a property test in the inner loop, where seconds count.
 const QUICK_HISTORIES: &str = "5000";
@@ -25,6 +25,7 @@ pub(crate) fn run(extent: Extent) -> Result<Answer> {
     report.step("clippy", clippy);
     report.step("tests", || tests(extent, &mut tally));
     if extent == Extent::Full {
+        report.step("shuttle", || shuttle(&mut tally));
         report.step("docs", docs);
         report.step("package", package);
         // Last, because a fresh machine first has to build the tool.
@@ -61,8 +62,22 @@ fn tests(extent: Extent, tally: &mut Tally) -> Result<Verdict> {
     if extent == Extent::Quick && std::env::var_os("KEYLANE_HISTORIES").is_none() {
         test.env("KEYLANE_HISTORIES", QUICK_HISTORIES);
     }
-    let status = run_seeing(&mut test, |line| tally.see(line))?;
-    Ok(match (status.success(), tally.failures.as_slice()) {
+    tallied(&mut test, tally)
+}
+
+/// The executor's interleavings, in a build of their own beside the usual one.
+fn shuttle(tally: &mut Tally) -> Result<Verdict> {
+    let mut test = cargo();
+    test.args(["test", "--package", "keylane", "--test", "it", "shuttle::"]);
+    test.env("RUSTFLAGS", "--cfg keylane_shuttle")
+        .env("CARGO_TARGET_DIR", place::root().join("target/shuttle"));
+    tallied(&mut test, tally)
+}
+
+fn tallied(test: &mut Command, tally: &mut Tally) -> Result<Verdict> {
+    let before = tally.failures.len();
+    let status = run_seeing(test, |line| tally.see(line))?;
+    Ok(match (status.success(), &tally.failures[before..]) {
         (true, _) => Verdict::Ok,
         (false, []) => Verdict::Failed(status.to_string()),
         (false, names) => Verdict::Failed(names.join(", ")),

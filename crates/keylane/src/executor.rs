@@ -260,10 +260,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     /// again, and several times at once.
     pub async fn shutdown(&self, deadline: Duration) -> Left {
         self.owner.shell.close();
-        if tokio::time::timeout(deadline, self.all_idle())
-            .await
-            .is_ok()
-        {
+        if crate::rt::timeout(deadline, self.all_idle()).await.is_ok() {
             return Left::default();
         }
         self.owner.stop()

@@ -99,7 +99,7 @@ where
     ///
     /// Cancel-safe.
     pub async fn wait_timeout(&mut self, most: Duration) -> TaskResult<K, T> {
-        match tokio::time::timeout(most, &mut *self).await {
+        match crate::rt::timeout(most, &mut *self).await {
             Ok(result) => result,
             Err(_) => self.cell.waited_long_enough(),
         }

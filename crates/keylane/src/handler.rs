@@ -265,9 +265,7 @@ where
     /// Cancel-safe: dropped, the executor is draining all the same.
     pub async fn drain(&self, deadline: Duration) -> bool {
         self.shell.drain();
-        tokio::time::timeout(deadline, self.all_idle())
-            .await
-            .is_ok()
+        crate::rt::timeout(deadline, self.all_idle()).await.is_ok()
     }
 }
 

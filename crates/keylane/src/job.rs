@@ -328,14 +328,17 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         cx: &mut Context<'_>,
         keep: Keep<K, T>,
     ) -> Poll<TaskResult<K, T>> {
+        {
+            let mut state = lock(&self.state);
+            if state.published {
+                return Poll::Ready(keep(&mut state.result));
+            }
+            if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {
+                state.waiting.push(cx.waker().clone());
+            }
+        }
+        // Only now: a turn that comes a moment later finds somebody to wake.
         self.poll_as_caller(cx);
-        let mut state = lock(&self.state);
-        if state.published {
-            return Poll::Ready(keep(&mut state.result));
-        }
-        if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {
-            state.waiting.push(cx.waker().clone());
-        }
         Poll::Pending
     }
 

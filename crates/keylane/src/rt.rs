@@ -8,8 +8,10 @@ use std::task::Poll;
 mod imp {
     use std::future::Future;
 
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize};
     pub(crate) use std::sync::{Mutex, MutexGuard};
     pub(crate) use tokio::task::AbortHandle;
+    pub(crate) use tokio::time::timeout;
 
     /// Where tasks are spawned.
     #[derive(Clone, Debug)]
@@ -34,8 +36,11 @@ mod imp {
 #[cfg(keylane_shuttle)]
 mod imp {
     use std::future::Future;
+    use std::task::Poll;
+    use std::time::Duration;
 
     pub(crate) use shuttle::future::AbortHandle;
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize};
     pub(crate) use shuttle::sync::{Mutex, MutexGuard};
 
     /// Where tasks are spawned.
@@ -47,17 +52,31 @@ mod imp {
 
     impl Spawner {
         pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
-            shuttle::future::spawn(task).abort_handle()
+            let handle = shuttle::future::spawn(task);
+            let abort = handle.abort_handle();
+            // Never detached: an execution lasts until every task has ended, or is a deadlock.
+            std::mem::forget(handle);
+            abort
         }
 
         pub(crate) fn workers(&self) -> usize {
             2
         }
 
-        #[allow(clippy::unused_self)]
         pub(crate) fn enter(&self) -> Inside {
             Inside
         }
+    }
+
+    /// There is no clock: no time at all is over at once, any other never is.
+    pub(crate) async fn timeout<F: Future>(time: Duration, future: F) -> Result<F::Output, ()> {
+        let mut future = std::pin::pin!(future);
+        std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+            Poll::Ready(value) => Poll::Ready(Ok(value)),
+            Poll::Pending if time.is_zero() => Poll::Ready(Err(())),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
     }
 }
 

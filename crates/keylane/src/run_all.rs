@@ -87,7 +87,7 @@ fn ends(deadline: Option<Duration>, until: Option<Ends>) -> Ends {
         None => until,
         Some(deadline) => Box::pin(async move {
             // Whichever comes first ends the wait.
-            let _ = tokio::time::timeout(deadline, &mut until).await;
+            let _ = crate::rt::timeout(deadline, &mut until).await;
         }),
     }
 }

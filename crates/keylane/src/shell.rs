@@ -7,7 +7,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -19,10 +19,10 @@ use crate::lanes::{
     FlushId, Flushed, Hold, ItemId, LaneLimits, Lanes, Limits, Next, Spec, Ticket, Time,
 };
 use crate::permits::{Kick, Permits};
-use crate::rt::{AbortHandle, Mutex, MutexGuard, Spawner, contain, lock};
+use crate::rt::{AbortHandle, AtomicBool, AtomicUsize, Mutex, MutexGuard, Spawner, contain, lock};
 
-/// The most starts that are taken under one lock.
-const BATCH: usize = 64;
+/// The most starts that are taken under one lock, and before a runner lets others run.
+const BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 64 };
 /// How long a batch should keep its runner busy, in nanoseconds.
 const BATCH_NANOS: u32 = 50_000;
 
@@ -629,7 +629,7 @@ where
     fn batch(&self) -> usize {
         if cfg!(keylane_shuttle) {
             // What is explored must not depend on the clock.
-            return 2;
+            return BATCH;
         }
         let nanos = self.poll_nanos.load(Ordering::Relaxed).max(1);
         ((BATCH_NANOS / nanos) as usize).clamp(1, BATCH)

@@ -11,6 +11,9 @@ const TURNS: &str = "crates/keylane/src/lanes/turns.rs";
 const RATE: &str = "crates/keylane/src/lanes/rate.rs";
 
 const SHELL: &str = "crates/keylane/src/shell.rs";
+const JOB: &str = "crates/keylane/src/job.rs";
+const PERMITS: &str = "crates/keylane/src/permits.rs";
+
 const POOL: &str = "crates/keylane-router/src/pool.rs";
 const PROCESS: &str = "crates/keylane-router/src/process.rs";
 const CONSUME: &str = "crates/keylane-router/src/consume.rs";
@@ -24,6 +27,14 @@ const ROUTED: TestRun = TestRun {
     target: &["--test", "it"],
     filter: "router::",
     env: &[],
+};
+
+/// The executor's interleavings.
+const SHUTTLE: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "shuttle::",
+    env: &[("RUSTFLAGS", "--cfg keylane_shuttle")],
 };
 
 /// Fewer histories than usual, and always the same ones.
@@ -426,5 +437,93 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        run.ids.push(settled.id);\n",
         replace: "        run.ids.insert(0, settled.id);\n",
         test: ROUTED,
+    },
+    Mutation {
+        name: "runner-retires-without-looking-again",
+        invariant: "L6",
+        file: SHELL,
+        find: "if !inbox.queue.is_empty() || std::mem::take(&mut inbox.again) {",
+        replace: "if !inbox.queue.is_empty() {",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "result-before-its-permit-is-free",
+        invariant: "L5",
+        file: JOB,
+        find: "        *this.status = Some(status);\n        Poll::Ready(ran.and",
+        replace: "        this.cell.complete(status);\n        Poll::Ready(ran.and",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "closed-is-asked-before-the-lock",
+        invariant: "L4",
+        file: SHELL,
+        find: "        let mut inbox = lock(&self.inbox);\n        if inbox.closed {\n            return Err(NotTaken::Closed(job));\n        }\n        if inbox.direct {",
+        replace: "        if self.is_closed() {\n            return Err(NotTaken::Closed(job));\n        }\n        let mut inbox = lock(&self.inbox);\n        if inbox.direct {",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "permit-is-asked-for-and-waited-for-apart",
+        invariant: "L6",
+        file: PERMITS,
+        find: "        shared.waiting.extend(waiter());\n        false",
+        replace: "        drop(shared);\n        lock(&self.shared).waiting.extend(waiter());\n        false",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "stopped-before-its-first-poll-keeps-its-permit",
+        invariant: "L4",
+        file: SHELL,
+        find: "                    let driven = Driven {\n                        shell: shell.clone(),\n                        run: Some((run, ticket)),\n                    };\n                    let handle = shell.spawner.spawn(driven.drive());",
+        replace: "                    let (same, run) = (shell.clone(), Some((run, ticket)));\n                    let handle = shell\n                        .spawner\n                        .spawn(async move { Driven { shell: same, run }.drive().await });",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "runner-goes-with-the-run-it-came-from",
+        invariant: "L4",
+        file: SHELL,
+        find: "        if !self.retired {\n            let (ended, spawned)",
+        replace: "        if false {\n            let (ended, spawned)",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "limits-of-a-lane-that-went",
+        invariant: "L3",
+        file: SHELL,
+        find: "                return self.change(state, |state, inbox| change(state, inbox, key, spec));",
+        replace: "                drop(state);\n                return self.with(|state, inbox| change(state, inbox, key, spec));",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "idle-before-the-results",
+        invariant: "L4",
+        file: SHELL,
+        find: "        state.lanes.is_idle() && self.unpublished.load(Ordering::SeqCst) == 0",
+        replace: "        state.lanes.is_idle()",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "caller-is-stopped-in-the-middle-of-a-poll",
+        invariant: "L3",
+        file: JOB,
+        find: "            if self.cell.is_polled() {",
+        replace: "            if self.cell.is_polled() && why == Why::ItSaid {",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "cancel-before-the-first-poll-is-lost",
+        invariant: "L4",
+        file: JOB,
+        find: "        state.cancel.get_or_insert(why);\n        let driver = state.driver.take();",
+        replace: "        if state.driver.is_some() {\n            state.cancel.get_or_insert(why);\n        }\n        let driver = state.driver.take();",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "callers-turn-comes-unseen",
+        invariant: "L6",
+        file: JOB,
+        find: "        {\n            let mut state = lock(&self.state);\n            if state.published {\n                return Poll::Ready(keep(&mut state.result));\n            }\n            if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {\n                state.waiting.push(cx.waker().clone());\n            }\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
+        replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            if state.published {\n                return Poll::Ready(keep(&mut state.result));\n            }\n            if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {\n                state.waiting.push(cx.waker().clone());\n            }\n        }\n        Poll::Pending",
+        test: SHUTTLE,
     },
 ];
