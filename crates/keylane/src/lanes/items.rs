@@ -42,137 +42,47 @@ impl<J> Item<J> {
     }
 }
 
-/// The items of a lane by sequence. The first has its place in the lane itself: most lanes hold
-/// one, and need no memory besides.
+/// A queue by sequence from whose middle items can be cancelled: a cancelled item leaves a mark
+/// that is not counted, never at either end, and never more marks than live items.
 pub(super) struct Items<J> {
-    front: Option<Item<J>>,
-    /// Nothing in here without a front.
-    behind: Option<Box<Behind<J>>>,
+    queue: VecDeque<Item<J>>,
+    marks: u32,
 }
 
 impl<J> Items<J> {
     pub(super) fn new() -> Self {
         Self {
-            front: None,
-            behind: None,
-        }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        let behind = self.behind.as_ref().map_or(0, |behind| behind.len());
-        usize::from(self.front.is_some()) + behind
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.front.is_none()
-    }
-
-    pub(super) fn front(&self) -> Option<&Item<J>> {
-        self.front.as_ref()
-    }
-
-    pub(super) fn front_mut(&mut self) -> Option<&mut Item<J>> {
-        self.front.as_mut()
-    }
-
-    pub(super) fn push_back(&mut self, item: Item<J>) {
-        if self.front.is_none() {
-            self.front = Some(item);
-        } else {
-            self.behind.get_or_insert_default().push_back(item);
-        }
-    }
-
-    /// Puts an item at its place by sequence.
-    pub(super) fn insert(&mut self, item: Item<J>) {
-        let Some(front) = &mut self.front else {
-            self.front = Some(item);
-            return;
-        };
-        let later = if item.seq < front.seq {
-            std::mem::replace(front, item)
-        } else {
-            item
-        };
-        self.behind.get_or_insert_default().insert(later);
-    }
-
-    pub(super) fn pop_front(&mut self) -> Option<Item<J>> {
-        let next = self.behind.as_mut().and_then(|behind| behind.pop_front());
-        std::mem::replace(&mut self.front, next)
-    }
-
-    /// Takes the item with this sequence out of wherever it is.
-    pub(super) fn remove(&mut self, seq: u64) -> Option<J> {
-        if self.front.as_ref()?.seq == seq {
-            return self.pop_front().map(Item::into_job);
-        }
-        self.behind.as_mut()?.remove(seq)
-    }
-
-    /// Ends all holds. Only the front and what was put back can be held, and what was put back
-    /// has a sequence below `put_back_to`.
-    pub(super) fn release(&mut self, put_back_to: u64) {
-        if let Some(front) = &mut self.front {
-            front.hold = Hold::Free;
-        }
-        let behind = self.behind.iter_mut().flat_map(|b| b.queue.iter_mut());
-        for item in behind.take_while(|item| item.seq < put_back_to) {
-            item.hold = Hold::Free;
-        }
-    }
-
-    /// The sequence of the first live item behind this sequence.
-    pub(super) fn next_after(&self, seq: u64) -> Option<u64> {
-        let front = self.front.as_ref()?;
-        if front.seq > seq {
-            return Some(front.seq);
-        }
-        self.behind.as_ref()?.next_after(seq)
-    }
-
-    pub(super) fn jobs(&self) -> impl Iterator<Item = &J> {
-        let behind = self.behind.iter().flat_map(|behind| behind.queue.iter());
-        let items = self.front.iter().chain(behind);
-        items.filter_map(|item| item.job.as_ref())
-    }
-
-    pub(super) fn take(&mut self) -> Vec<(u64, J)> {
-        let behind = self.behind.take().map(|behind| behind.queue);
-        let items = self.front.take().into_iter();
-        items
-            .chain(behind.into_iter().flatten())
-            .filter_map(|item| Some((item.seq, item.job?)))
-            .collect()
-    }
-}
-
-/// A queue by sequence from whose middle items can be cancelled: a cancelled item leaves a mark
-/// that is not counted, never at either end, and never more marks than live items.
-struct Behind<J> {
-    queue: VecDeque<Item<J>>,
-    marks: u32,
-}
-
-impl<J> Default for Behind<J> {
-    fn default() -> Self {
-        Self {
             queue: VecDeque::new(),
             marks: 0,
         }
     }
-}
 
-impl<J> Behind<J> {
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.queue.len() - self.marks as usize
     }
 
-    fn push_back(&mut self, item: Item<J>) {
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn front(&self) -> Option<&Item<J>> {
+        self.queue.front()
+    }
+
+    pub(super) fn front_mut(&mut self) -> Option<&mut Item<J>> {
+        self.queue.front_mut()
+    }
+
+    pub(super) fn push_back(&mut self, item: Item<J>) {
+        if self.queue.capacity() == 0 {
+            // Most lanes hold one item: the default first growth would hold four.
+            self.queue.reserve_exact(1);
+        }
         self.queue.push_back(item);
     }
 
-    fn insert(&mut self, item: Item<J>) {
+    /// Puts an item at its place by sequence.
+    pub(super) fn insert(&mut self, item: Item<J>) {
         let at = self.queue.partition_point(|other| other.seq < item.seq);
         if at == self.queue.len() {
             self.push_back(item);
@@ -181,13 +91,14 @@ impl<J> Behind<J> {
         }
     }
 
-    fn pop_front(&mut self) -> Option<Item<J>> {
+    pub(super) fn pop_front(&mut self) -> Option<Item<J>> {
         let item = self.queue.pop_front()?;
         self.tidy();
         Some(item)
     }
 
-    fn remove(&mut self, seq: u64) -> Option<J> {
+    /// Takes the item with this sequence out of wherever it is.
+    pub(super) fn remove(&mut self, seq: u64) -> Option<J> {
         let at = self
             .queue
             .binary_search_by_key(&seq, |item| item.seq)
@@ -198,10 +109,35 @@ impl<J> Behind<J> {
         Some(job)
     }
 
-    fn next_after(&self, seq: u64) -> Option<u64> {
+    /// Ends all holds: that of the front, and those behind it, which all have a sequence below
+    /// `held_to`.
+    pub(super) fn release(&mut self, held_to: u64) {
+        let mut items = self.queue.iter_mut();
+        if let Some(front) = items.next() {
+            front.hold = Hold::Free;
+        }
+        for item in items.take_while(|item| item.seq < held_to) {
+            item.hold = Hold::Free;
+        }
+    }
+
+    /// The sequence of the first live item behind this sequence.
+    pub(super) fn next_after(&self, seq: u64) -> Option<u64> {
         let at = self.queue.partition_point(|item| item.seq <= seq);
         let mut live = self.queue.range(at..).filter(|item| item.job.is_some());
         live.next().map(|item| item.seq)
+    }
+
+    pub(super) fn jobs(&self) -> impl Iterator<Item = &J> {
+        self.queue.iter().filter_map(|item| item.job.as_ref())
+    }
+
+    pub(super) fn take(&mut self) -> Vec<(u64, J)> {
+        self.marks = 0;
+        std::mem::take(&mut self.queue)
+            .into_iter()
+            .filter_map(|item| Some((item.seq, item.job?)))
+            .collect()
     }
 
     fn tidy(&mut self) {
