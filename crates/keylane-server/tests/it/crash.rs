@@ -155,7 +155,7 @@ async fn request(address: &str, head: &str, body: &str) -> Option<(u16, String)>
     Some((status, body))
 }
 
-/// Publishes without pause until told to stop; what may not have arrived is published again.
+/// Publishes until told to stop; what may not have arrived is published again.
 struct Producer {
     history: Arc<Recorder>,
     address: Arc<std::sync::RwLock<String>>,
@@ -181,6 +181,9 @@ impl Producer {
                 }
             }
             self.published.fetch_add(KEYS, Ordering::SeqCst);
+            // A pace that a slow machine keeps up with, so that the backlog does not grow with
+            // the speed of the disk.
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
