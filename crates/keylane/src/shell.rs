@@ -182,6 +182,23 @@ pub(crate) struct Shell<K, W: Types> {
     me: Weak<Self>,
 }
 
+impl<K, W: Types> Shell<K, W> {
+    pub(crate) fn now(&self) -> Time {
+        self.time_of(Instant::now())
+    }
+
+    fn time_of(&self, instant: Instant) -> Time {
+        let since = instant.saturating_duration_since(self.epoch);
+        Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    pub(crate) fn instant_of(&self, time: Time) -> Instant {
+        // Further away than any timer: a hold of years must not overflow the clock.
+        let most = 10 * 365 * 86_400 * 1_000_000_000;
+        self.epoch + std::time::Duration::from_nanos(time.0.min(most))
+    }
+}
+
 /// Why a submit was not taken; the job comes back.
 pub(crate) enum NotTaken<J> {
     Closed(J),
@@ -608,21 +625,6 @@ where
         if let Some(shell) = self.me.upgrade() {
             self.spawner.spawn(keep_time(shell));
         }
-    }
-
-    fn now(&self) -> Time {
-        self.time_of(Instant::now())
-    }
-
-    fn time_of(&self, instant: Instant) -> Time {
-        let since = instant.saturating_duration_since(self.epoch);
-        Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    pub(crate) fn instant_of(&self, time: Time) -> Instant {
-        // Further away than any timer: a hold of years must not overflow the clock.
-        let most = 10 * 365 * 86_400 * 1_000_000_000;
-        self.epoch + std::time::Duration::from_nanos(time.0.min(most))
     }
 
     /// What may start, and until when.

@@ -34,6 +34,13 @@ pub use rate::Rate;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 
+impl Time {
+    /// How long before this that was; nothing if it was not before.
+    pub(crate) fn since(self, earlier: Self) -> std::time::Duration {
+        std::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
 /// The limits of all lanes together, and of a lane that has none of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
