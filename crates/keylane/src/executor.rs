@@ -220,7 +220,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         crate::BuildErrors::check(&limits)?;
         let shell = &self.owner.shell;
         shell.work.set_limits(limits);
-        shell.set_limits(limits.for_lanes());
+        shell.set_limits(limits.for_lanes(), || shell.work.limits() == limits);
         Ok(())
     }
 

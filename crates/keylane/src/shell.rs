@@ -446,13 +446,18 @@ where
         });
     }
 
-    /// Puts limits in force; what is said about single keys is asked for anew.
-    pub(crate) fn set_limits(&self, limits: Limits) {
+    /// Puts limits in force, if they are still the latest; what is said about single keys is asked
+    /// for anew.
+    pub(crate) fn set_limits(&self, limits: Limits, latest: impl Fn() -> bool) {
         let mut specs = HashMap::new();
         loop {
             // User code decides about keys: it is asked outside the lock, so lanes may come
             // meanwhile, which are then asked for too.
             let unasked = self.with(|state, inbox| {
+                if !latest() {
+                    // Whoever came later puts theirs in force.
+                    return Vec::new();
+                }
                 let unasked = self.unasked(state, &specs);
                 if unasked.is_empty() {
                     inbox.direct = must_be_direct(&limits) || self.work.has_specs();
