@@ -387,8 +387,12 @@ impl Db {
     /// that still holds the database gets [`StoreError::Closed`] from then on.
     pub async fn close(self) {
         *self.shared.reader.lock().expect("no panic while locked") = None;
-        let queues =
-            std::mem::take(&mut *self.shared.queues.lock().expect("no panic while locked"));
+        let queues = self
+            .shared
+            .queues
+            .lock()
+            .expect("no panic while locked")
+            .clone();
         for queue in queues.values() {
             // A claim under way keeps its own connection a little longer; that harms nothing.
             if let Ok(mut reader) = queue.reader.try_lock() {

@@ -167,6 +167,9 @@ pub(super) fn open_reader(file: &Path) -> Result<Connection, rusqlite::Error> {
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(Duration::from_secs(2))?;
     connection.pragma_update(None, "temp_store", "FILE")?;
+    // What a failed write leaves there is thrown away whole; a journal on disk would buy nothing.
+    connection.pragma_update(Some("temp"), "journal_mode", "MEMORY")?;
+    connection.pragma_update(Some("temp"), "cache_size", -8192)?;
     connection.set_prepared_statement_cache_capacity(32);
     Ok(connection)
 }

@@ -18,7 +18,7 @@ use crate::message::{BrokerId, Identity};
 use crate::source::{BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError};
 
 /// How long the cursor rests when what it knows already only waits for settlements.
-const BREATH: Duration = Duration::from_millis(5);
+const BREATH: Duration = Duration::from_millis(2);
 
 /// What settles one message: its sequence, and the claim it came with, so that a receipt of an
 /// earlier loan settles nothing.
@@ -358,14 +358,13 @@ impl Write for Ack {
     fn finish(self: Box<Self>, result: Result<(), Failure>) {
         let result =
             result.map_err(|failure| SettleError::Again(failure.into_store_error().to_string()));
-        {
-            let mut shelf = self.queue.shelf();
-            match result {
-                Ok(()) => shelf.acked(&self.seqs, self.moment.now),
-                Err(_) => shelf.ack_failed(&self.seqs),
+        match result {
+            Ok(()) => {
+                self.queue.shelf().acked(&self.seqs, self.moment.now);
+                self.queue.add_depth(-(self.deleted as i64));
             }
+            Err(_) => self.queue.shelf().ack_failed(&self.seqs),
         }
-        self.queue.add_depth(-(self.deleted as i64));
         self.queue.wake();
         // Nobody listens any more: the deletion stands.
         let _ = self.send.send(result);

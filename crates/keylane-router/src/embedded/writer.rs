@@ -315,8 +315,8 @@ impl State {
                 let _ = checkpoint(connection, "RESTART");
             }
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) if undone => {}
-            // Settings made by a test stay; a fresh connection would lose them.
-            Some(ErrorCode::ReadOnly) if undone => {}
+            // Plainly read-only (not: moved away, or its log): a fresh connection would be so too.
+            Some(ErrorCode::ReadOnly) if undone && is_plain(error) => {}
             _ => self.connection = None,
         }
     }
@@ -455,6 +455,12 @@ fn undone_by(failure: &Failure) -> rusqlite::Error {
         _ => rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT),
     };
     rusqlite::Error::SqliteFailure(code, None)
+}
+
+/// Whether SQLite had nothing to add to the error's class.
+fn is_plain(error: &rusqlite::Error) -> bool {
+    let plain = |error: &rusqlite::ffi::Error| error.extended_code < 256;
+    error.sqlite_error().is_some_and(plain)
 }
 
 fn run(sql: &Connection, statement: &str) -> Result<(), rusqlite::Error> {

@@ -79,7 +79,7 @@ async fn after_close_everything_answers_closed() {
     let db = bed.db.clone();
     let store = db.store();
     bed.db.close().await;
-    let refused = db.publish("q", messages(&["a2"]), true).await;
+    let refused = db.publish("q", messages(&["a2"]), false).await;
     assert_eq!(refused, Err(PublishError::Store(StoreError::Closed)));
     let settled = source.settler().ack(receipts(&out)).await;
     assert!(
