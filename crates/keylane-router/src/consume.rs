@@ -38,6 +38,7 @@ pub(crate) struct Consumer {
     pub(crate) stop: CancellationToken,
     /// The receiving and the settling task.
     tasks: TaskTracker,
+    held: Arc<dyn HeldIds>,
 }
 
 impl Consumer {
@@ -48,6 +49,11 @@ impl Consumer {
 
     pub(crate) fn has_ended(&self) -> bool {
         self.tasks.is_empty()
+    }
+
+    /// Adds those of the messages' ids that are out here.
+    pub(crate) fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>) {
+        self.held.add_held(ids, to);
     }
 }
 
@@ -77,7 +83,7 @@ pub(crate) fn start<S: Source>(
         source,
         plan: plan.clone(),
         features: features.clone(),
-        held,
+        held: held.clone(),
         to_settle,
         router,
         stop: stop.clone(),
@@ -96,6 +102,7 @@ pub(crate) fn start<S: Source>(
         features,
         stop,
         tasks,
+        held,
     })
 }
 
@@ -127,7 +134,22 @@ impl Recent {
     }
 }
 
+/// The ids of what is out, whatever the source's receipts are.
+trait HeldIds: Send + Sync {
+    fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>);
+}
+
+impl<R: Clone + Send> HeldIds for Held<R> {
+    // Not by an index: what is out is no more than a window, and this is asked seldom.
+    fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>) {
+        let table = self.lock();
+        to.extend(table.values().filter_map(|entry| ids.get(&*entry.message)));
+    }
+}
+
 struct Entry<R> {
+    /// The id in its body, which need not be the only one of its kind.
+    message: Arc<str>,
     /// The newest one: a message that comes again while it is here is settled with that.
     receipt: R,
     counters: Arc<Counters>,
@@ -293,6 +315,7 @@ impl<S: Source> Consume<S> {
         counters.received.one();
         let receipt = received.receipt.clone();
         let entry = Entry {
+            message: message.id.clone(),
             receipt,
             counters: counters.clone(),
         };

@@ -39,6 +39,8 @@ mod stores;
 mod writer;
 
 use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -262,6 +264,7 @@ impl Db {
             true => Durability::Normal,
             false => Durability::Full,
         };
+        make_file(&file)?;
         let connection = schema::open_writer(&file, durability)?;
         let moment = Moment::of(&*options.clock);
         let limits = match options.tiny_memory {
@@ -418,6 +421,27 @@ fn make_folder(folder: &Path) -> Result<(), OpenError> {
         path: folder.into(),
         source,
     })
+}
+
+/// How files of ours are made: messages carry tokens, so nobody else may read them, whatever the
+/// folder allows. One that is there already keeps the rights its owner gave it.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+/// SQLite makes its other files with the rights of this one.
+fn make_file(file: &Path) -> Result<(), OpenError> {
+    match private().write(true).create_new(true).open(file) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(source) => Err(OpenError::Folder {
+            path: file.into(),
+            source,
+        }),
+    }
 }
 
 fn load_queues(

@@ -199,6 +199,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_a_reader_sets_aside_is_undone_in_memory() {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let file = folder.path().join("keylane.db");
+        open_writer(&file, Durability::Full).expect("makes the file");
+        let reader = open_reader(&file).expect("opens");
+        reader
+            .execute_batch("CREATE TEMP TABLE side (lane)")
+            .expect("a table of its own");
+        let mode = |schema| {
+            reader.pragma_query_value(Some(schema), "journal_mode", |row| row.get::<_, String>(0))
+        };
+        assert_eq!(mode("temp").as_deref(), Ok("memory"));
+        assert_eq!(mode("main").as_deref(), Ok("wal"));
+    }
+
+    #[test]
     fn an_older_file_is_migrated_and_keeps_its_messages() {
         let folder = tempfile::tempdir().expect("a temp folder");
         let file = folder.path().join("keylane.db");

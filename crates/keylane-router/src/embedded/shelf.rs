@@ -926,4 +926,38 @@ mod tests {
         let got = claim(&mut shelf, &rows, true, now);
         assert_eq!(got, [("a".to_owned(), 3), ("a".to_owned(), 10)]);
     }
+    #[test]
+    fn with_many_lanes_waiting_for_settlements_one_chunk_is_read_at_a_time() {
+        let now = Instant::now();
+        let mut shelf = Shelf::new(10_000, Limits::USUAL);
+        // Of each key one is out and one waits behind it.
+        let rows: Vec<(u64, String)> = (0..2 * LANES_BLOCKED as u64)
+            .map(|seq| (seq + 1, format!("k{}", seq % LANES_BLOCKED as u64)))
+            .collect();
+        let rows: Vec<(u64, &str)> = rows.iter().map(|row| (row.0, row.1.as_str())).collect();
+        let (first, second) = rows.split_at(LANES_BLOCKED);
+        for (seq, key) in first {
+            shelf.arrived(*seq, &name(key), None, now);
+        }
+        let Step::Take(picks) = shelf.step(LANES_BLOCKED, usize::MAX, now) else {
+            panic!("nothing to take");
+        };
+        let taken = picks.into_iter().map(|pick| Taken {
+            lane: pick.lane,
+            seqs: pick.runs.iter().map(|run| run.first).collect(),
+            missing: 0,
+            rest: Vec::new(),
+        });
+        shelf.claimed(taken.collect(), now);
+        for (seq, key) in second {
+            shelf.arrived(*seq, &name(key), None, now);
+        }
+
+        let chunk = shelf.limits().chunk;
+        assert!(matches!(shelf.step(10, 0, now), Step::Scan { .. }));
+        assert!(matches!(shelf.step(10, chunk, now), Step::Wait));
+        // When fewer wait, it is worth looking further.
+        shelf.acked(&[1], now);
+        assert!(matches!(shelf.step(10, chunk, now), Step::Scan { .. }));
+    }
 }

@@ -387,3 +387,30 @@ pub(super) fn delete_rows(
 
 /// Which queue a source reads, by the source's name.
 pub(super) type SourceQueues = HashMap<Arc<str>, Arc<Queue>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::embedded::clock::SystemClock;
+    use crate::embedded::shelf::Limits;
+
+    #[test]
+    fn an_ack_that_is_not_on_disk_leaves_the_depth_as_it_is() {
+        let queue = Arc::new(Queue::new(1, "q".into(), 3, 3, Limits::USUAL));
+        let finish = |result| {
+            let ack = Ack {
+                queue: queue.clone(),
+                seqs: vec![1],
+                // It was deleted, and then the commit failed or did not.
+                deleted: 1,
+                moment: Moment::of(&SystemClock),
+                send: oneshot::channel().0,
+            };
+            Box::new(ack).finish(result);
+            queue.depth()
+        };
+        let full = Failure::Store(crate::store::StoreError::Full("no room".into()));
+        assert_eq!(finish(Err(full)), 3);
+        assert_eq!(finish(Ok(())), 2);
+    }
+}

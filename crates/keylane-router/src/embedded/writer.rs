@@ -470,3 +470,35 @@ fn run(sql: &Connection, statement: &str) -> Result<(), rusqlite::Error> {
 fn checkpoint(connection: &Connection, mode: &str) -> Result<(), rusqlite::Error> {
     connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |_| Ok(()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the connection is kept after this error.
+    fn keeps_connection(code: i32) -> bool {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let file = folder.path().join("keylane.db");
+        let connection = schema::open_writer(&file, Durability::Full).expect("opens");
+        let moment = Moment::of(&super::super::clock::SystemClock);
+        let mut state = State {
+            dedup: Dedup::load(&connection, std::time::Duration::ZERO, moment).expect("loads"),
+            connection: Some(connection),
+            file,
+            durability: Durability::Full,
+            budget: Budget { limit: 0, used: 0 },
+            next_seq: 1,
+            lock: FolderLock::try_take(folder.path()).expect("is free"),
+        };
+        let error = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);
+        state.recover(&error);
+        state.connection.is_some()
+    }
+
+    #[test]
+    fn a_file_that_moved_is_opened_anew_and_a_read_only_one_is_not() {
+        assert!(keeps_connection(rusqlite::ffi::SQLITE_READONLY));
+        assert!(!keeps_connection(rusqlite::ffi::SQLITE_READONLY_DBMOVED));
+        assert!(!keeps_connection(rusqlite::ffi::SQLITE_IOERR));
+    }
+}
