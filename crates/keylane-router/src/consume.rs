@@ -26,6 +26,8 @@ use crate::unsettled::Counted;
 const SETTLE_BATCH: usize = 1024;
 /// How many acked ids are remembered, where acks may be lost.
 const REMEMBERED: usize = 10_000;
+/// Where little of the window is free, this long is waited for more.
+const MOMENT: Duration = Duration::from_millis(2);
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
 
@@ -88,6 +90,7 @@ pub(crate) fn start<S: Source>(
         router,
         stop: stop.clone(),
         counters: HashMap::new(),
+        target: "".into(),
     };
     tasks.spawn(async move {
         let source = consume.run().await;
@@ -170,12 +173,28 @@ impl<R: Clone> Held<R> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many more may be out.
+    /// How many more may be out. Where that is little, what is settled in a moment is waited for:
+    /// a receive costs about the same for one message as for many, and what is out keeps the lanes
+    /// busy meanwhile.
     async fn room(&self, window: usize) -> usize {
+        let room = self.room_for(1, window).await;
+        let enough = window / 8;
+        if room >= enough {
+            return room;
+        }
+        match tokio::time::timeout(MOMENT, self.room_for(enough, window)).await {
+            Ok(room) => room,
+            // Only settlements change it, and they make it larger.
+            Err(_) => self.room_for(1, window).await,
+        }
+    }
+
+    /// Waits until this many more may be out; answers how many.
+    async fn room_for(&self, enough: usize, window: usize) -> usize {
         loop {
             let changed = self.changed.notified();
             let room = window.saturating_sub(self.lock().len());
-            if room > 0 {
+            if room >= enough {
                 return room;
             }
             changed.await;
@@ -232,6 +251,8 @@ struct Consume<S: Source> {
     router: Arc<Inner>,
     stop: CancellationToken,
     counters: HashMap<Arc<str>, Arc<Counters>>,
+    /// The last message's: most have the same, and it is kept once for them.
+    target: Arc<str>,
 }
 
 impl<S: Source> Consume<S> {
@@ -300,10 +321,15 @@ impl<S: Source> Consume<S> {
     /// A received message as a delivery, and the pool it goes to.
     fn delivery(&mut self, received: Received<S::Receipt>) -> (Arc<Pool>, Box<Delivery>) {
         let parsed = parse::parse(&self.plan.envelope, &received);
-        let (message, fate) = match parsed {
+        let (mut message, fate) = match parsed {
             Ok(message) => (message, Fate::Attempt),
             Err(malformed) => (stand_in(&received), malformed_fate(malformed)),
         };
+        if message.target == self.target {
+            message.target = self.target.clone();
+        } else {
+            self.target = message.target.clone();
+        }
         let key = message.key.clone();
         let lane_of = |plan: &PoolPlan| self.lane(plan, key.as_ref(), &received.identity.id);
         let code = message.pool.as_ref();

@@ -419,6 +419,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "running-ones-need-no-room",
+        invariant: "R9",
+        file: POOL,
+        find: "state.map_or(0, |lane| lane.running + lane.waiting)",
+        replace: "state.map_or(0, |lane| lane.waiting)",
+        test: ROUTED,
+    },
+    Mutation {
         name: "stop-starts-what-waits",
         invariant: "R10",
         file: SHELL,

@@ -17,9 +17,6 @@ use super::writer::{Failure, Tx, Write};
 use crate::message::{BrokerId, Identity};
 use crate::source::{BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError};
 
-/// How long the cursor rests when what it knows already only waits for settlements.
-const BREATH: Duration = Duration::from_millis(2);
-
 /// What settles one message: its sequence, and the claim it came with, so that a receipt of an
 /// earlier loan settles nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,14 +106,6 @@ impl EmbeddedSource {
         }
     }
 
-    /// After a claim that found nothing and left rows unread: many lanes wait for settlements, so
-    /// the next one of those is worth waiting for before the cursor goes on.
-    async fn breathe(&mut self) {
-        if self.queue.shelf().has_more() {
-            let _ = tokio::time::timeout(BREATH, self.events.changed()).await;
-        }
-    }
-
     /// Rows that cannot be read go to the dead letters; they block nobody meanwhile.
     fn bury(&self, poisoned: &[u64]) {
         for seq in poisoned {
@@ -184,7 +173,6 @@ impl Source for EmbeddedSource {
             if !received.is_empty() {
                 return Ok(received);
             }
-            self.breathe().await;
         }
     }
 

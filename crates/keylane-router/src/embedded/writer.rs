@@ -363,8 +363,14 @@ impl State {
             next_seq,
         };
         let mut results = Vec::with_capacity(group.len());
-        for write in group {
-            results.push(apply_alone(write.as_mut(), &mut tx)?);
+        match group {
+            // What fails alone takes nobody along: no savepoint, which costs a copy of each page.
+            [only] => results.push(apply_only(only.as_mut(), &mut tx)?),
+            many => {
+                for write in many {
+                    results.push(apply_alone(write.as_mut(), &mut tx)?);
+                }
+            }
         }
         if *tx.next_seq != first_seq {
             sql.prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_seq'")?
@@ -445,6 +451,26 @@ fn apply_alone(
         tx.budget.used = used;
     }
     run(tx.sql, "RELEASE one")?;
+    Ok(result)
+}
+
+/// Runs the one command of a transaction; if it fails, the transaction begins anew without it.
+fn apply_only(
+    write: &mut dyn Write,
+    tx: &mut Tx<'_>,
+) -> Result<Result<(), Failure>, rusqlite::Error> {
+    let mark = tx.dedup.mark();
+    let used = tx.budget.used;
+    let result = write.apply(tx);
+    if let Err(failure) = &result {
+        if tx.sql.is_autocommit() {
+            return Err(undone_by(failure));
+        }
+        run(tx.sql, "ROLLBACK")?;
+        run(tx.sql, "BEGIN IMMEDIATE")?;
+        tx.dedup.undo(mark);
+        tx.budget.used = used;
+    }
     Ok(result)
 }
 

@@ -47,7 +47,7 @@ async fn fc_5_a_full_lane_is_refused_to_the_source_and_others_go_on() {
     assert!(top.is_green());
 }
 
-/// How many of 10 messages of a key their lane takes, while the first of them run.
+/// How many of 10 messages of a key their lane takes, while the first of them runs.
 async fn held_of_ten(plan: Plan, key: &'static str) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let db = keylane_router::embedded::Db::open(folder.path(), Default::default()).unwrap();
@@ -72,7 +72,9 @@ async fn held_of_ten(plan: Plan, key: &'static str) -> usize {
         key: Some(key),
         body: format!(r#"{{"id":"{id}","mediationTarget":"http://127.0.0.1:1/"}}"#),
     };
-    feeder.feed((1..=10).map(fed).collect());
+    feeder.feed(vec![fed(1)]);
+    until("the first runs", || router.pools()[0].in_flight == 1).await;
+    feeder.feed((2..=10).map(fed).collect());
     let held = || {
         let pool = &router.pools()[0];
         pool.queued + pool.in_flight
