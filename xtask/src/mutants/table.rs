@@ -429,9 +429,9 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stop-starts-what-waits",
         invariant: "R10",
-        file: SHELL,
-        find: "            state.lanes.flush_all();\n",
-        replace: "",
+        file: ROUTER,
+        find: "            drains.spawn(async move { pool.drain(deadline).await });\n",
+        replace: "            drains.spawn(async move { tokio::time::timeout(deadline, pool.all_idle()).await.is_ok() });\n",
         test: ROUTED,
     },
     Mutation {
