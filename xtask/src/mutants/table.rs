@@ -21,6 +21,26 @@ const ROUTE: &str = "crates/keylane-router/src/route.rs";
 const ROUTER: &str = "crates/keylane-router/src/router.rs";
 const VERBS: &str = "crates/keylane-router/src/verbs.rs";
 
+const SHELF: &str = "crates/keylane-router/src/embedded/shelf.rs";
+const EMBEDDED_SOURCE: &str = "crates/keylane-router/src/embedded/source.rs";
+const EMBEDDED_WRITER: &str = "crates/keylane-router/src/embedded/writer.rs";
+
+/// The embedded queue's tests on real files, its state machine among them.
+const EMBEDDED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "embedded::",
+    env: &[],
+};
+
+/// The embedded queue's plain data.
+const EMBEDDED_SHELF: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "embedded::shelf",
+    env: &[],
+};
+
 /// The router's tests over real HTTP and a real file.
 const ROUTED: TestRun = TestRun {
     package: "keylane-router",
@@ -415,11 +435,19 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "running-ones-need-no-room",
+        invariant: "R9",
+        file: POOL,
+        find: "state.map_or(0, |lane| lane.running + lane.waiting)",
+        replace: "state.map_or(0, |lane| lane.waiting)",
+        test: ROUTED,
+    },
+    Mutation {
         name: "stop-starts-what-waits",
         invariant: "R10",
-        file: SHELL,
-        find: "            state.lanes.flush_all();\n",
-        replace: "",
+        file: ROUTER,
+        find: "            drains.spawn(async move { pool.drain(deadline).await });\n",
+        replace: "            drains.spawn(async move { tokio::time::timeout(deadline, pool.all_idle()).await.is_ok() });\n",
         test: ROUTED,
     },
     Mutation {
@@ -541,5 +569,45 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        {\n            let mut state = lock(&self.state);\n            if state.published {\n                return Poll::Ready(keep(&mut state.result));\n            }\n            if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {\n                state.waiting.push(cx.waker().clone());\n            }\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
         replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            if state.published {\n                return Poll::Ready(keep(&mut state.result));\n            }\n            if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {\n                state.waiting.push(cx.waker().clone());\n            }\n        }\n        Poll::Pending",
         test: SHUTTLE,
+    },
+    Mutation {
+        name: "key-not-locked",
+        invariant: "R1",
+        file: SHELF,
+        find: "        let locked = lane.out > 0 && !lane.parallel;\n",
+        replace: "        let locked = false;\n",
+        test: EMBEDDED,
+    },
+    Mutation {
+        name: "run-over-another-lane",
+        invariant: "R1",
+        file: SHELF,
+        find: "            Some(run) if run.last == before && run.due.is_none() => {\n",
+        replace: "            Some(run) if run.due.is_none() => {\n",
+        test: EMBEDDED_SHELF,
+    },
+    Mutation {
+        name: "acked-but-not-deleted",
+        invariant: "R2",
+        file: EMBEDDED_SOURCE,
+        find: "        self.deleted = delete_rows(tx, &self.queue, &self.seqs)?;\n",
+        replace: "        self.deleted = delete_rows(tx, &self.queue, &[])?;\n",
+        test: EMBEDDED,
+    },
+    Mutation {
+        name: "sequence-begins-anew",
+        invariant: "R2",
+        file: EMBEDDED_WRITER,
+        find: "UPDATE meta SET value = ? WHERE name = 'next_seq'",
+        replace: "UPDATE meta SET value = ? WHERE name = 'nobody'",
+        test: EMBEDDED,
+    },
+    Mutation {
+        name: "unused-to-the-wrong-place",
+        invariant: "R5",
+        file: SHELF,
+        find: "        if !lane.parallel && !lane.returned.is_empty() {\n",
+        replace: "        if false {\n",
+        test: EMBEDDED,
     },
 ];
