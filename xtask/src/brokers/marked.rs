@@ -5,7 +5,9 @@
 //! started it died before it could write down a number.
 
 use std::fs;
+use std::io;
 use std::path::Path;
+use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -45,14 +47,19 @@ pub(crate) fn is_marked(pid: Pid, folder: &Path) -> bool {
 fn environment(pid: Pid) -> Option<Vec<u8>> {
     let file = format!("/proc/{}/environ", pid.as_raw_nonzero());
     let mut whole = None;
-    // While it becomes another program it seems to have none, or only the beginning.
+    // While it becomes another program it seems to have none, or only the beginning, or cannot be read.
     until(Duration::from_secs(2), || {
-        let (Ok(environment), Some(length)) = (fs::read(&file), environment_length(pid)) else {
+        let read = fs::read(&file);
+        let Some(length) = environment_length(pid) else {
             return true;
         };
-        let is_whole = length == Some(environment.len());
-        whole = is_whole.then_some(environment);
-        is_whole
+        if let Err(error) = &read {
+            return error.kind() == io::ErrorKind::PermissionDenied;
+        }
+        whole = read
+            .ok()
+            .filter(|environment| length == Some(environment.len()));
+        whole.is_some()
     });
     whole
 }
@@ -70,6 +77,17 @@ fn environment_length(pid: Pid) -> Option<Option<usize>> {
     }
     let (start, end) = (number(50)?, number(51)?);
     Some((end != 0).then(|| end.saturating_sub(start)))
+}
+
+/// Starts a process that is marked with `folder`, and returns when it can be found.
+pub(crate) fn start(command: &mut Command, folder: &Path) -> io::Result<Child> {
+    let mut child = command.env(MARK, folder).spawn()?;
+    let pid = Pid::from_child(&child);
+    // For a moment it still has our environment.
+    until(Duration::from_secs(10), || {
+        is_marked(pid, folder) || !matches!(child.try_wait(), Ok(None))
+    });
+    Ok(child)
 }
 
 /// Asks `first` to end, waits for it, then kills whatever is left of `folder`. True when all are gone.
@@ -132,64 +150,63 @@ fn resident(pid: Pid) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Child, Command};
 
-    fn sleeping(folder: &Path) -> Child {
-        let mut sleep = Command::new("sleep");
-        sleep.arg("600").env(MARK, folder).spawn().unwrap()
+    /// Ends with the test, also with one that fails.
+    struct Marked {
+        home: tempfile::TempDir,
+        child: Child,
+    }
+
+    impl Marked {
+        fn start(below: &str, script: &str) -> Self {
+            let home = tempfile::tempdir().unwrap();
+            fs::write(home.path().join("script.sh"), script).unwrap();
+            let mut shell = Command::new("sh");
+            shell.arg(home.path().join("script.sh"));
+            let child = start(&mut shell, &home.path().join(below)).unwrap();
+            Self { home, child }
+        }
+
+        fn pid(&self) -> Pid {
+            Pid::from_child(&self.child)
+        }
+    }
+
+    impl Drop for Marked {
+        fn drop(&mut self) {
+            kill(self.home.path());
+            let _ = self.child.wait();
+        }
     }
 
     #[test]
     fn a_process_is_found_by_its_folder_or_the_one_above_and_by_no_other() {
-        let home = tempfile::tempdir().unwrap();
-        let mut child = sleeping(&home.path().join("kafka"));
-        let pid = Pid::from_child(&child);
-        assert_eq!(marked(home.path()), [pid]);
-        assert_eq!(marked(&home.path().join("kafka")), [pid]);
-        assert!(marked(&home.path().join("kaf")).is_empty());
-        assert!(kill(home.path()));
-        assert!(marked(home.path()).is_empty());
-        child.wait().unwrap();
+        let process = Marked::start("kafka", "exec sleep 600");
+        let home = process.home.path();
+        assert_eq!(marked(home), [process.pid()]);
+        assert_eq!(marked(&home.join("kafka")), [process.pid()]);
+        assert!(marked(&home.join("kaf")).is_empty());
+        assert!(kill(home));
+        assert!(marked(home).is_empty());
     }
 
     #[test]
     fn one_that_does_not_listen_is_killed_after_a_while() {
-        let home = tempfile::tempdir().unwrap();
-        let mut deaf = Command::new("sh");
-        // The shell says so when it is deaf: asked before, it would have ended.
-        deaf.args([
-            "-c",
-            "trap '' TERM; touch \"$KEYLANE_BROKER_FOLDER/deaf\"; while :; do sleep 600; done",
-        ]);
-        let mut child = deaf.env(MARK, home.path()).spawn().unwrap();
-        assert!(until(Duration::from_secs(60), || home
-            .path()
-            .join("deaf")
-            .exists()));
-        assert!(end(
-            home.path(),
-            Some(Pid::from_child(&child)),
-            Duration::from_millis(50)
-        ));
-        assert!(!child.wait().unwrap().success());
+        let mut process = Marked::start("", "trap '' TERM; touch \"$0.deaf\"; while :; do sleep 600; done");
+        let (home, pid) = (process.home.path(), process.pid());
+        // Asked before, it would have ended.
+        assert!(until(Duration::from_secs(60), || home.join("script.sh.deaf").exists()));
+        assert!(end(home, Some(pid), Duration::from_millis(50)));
+        assert!(!process.child.wait().unwrap().success());
     }
 
     #[test]
     fn a_process_is_found_also_while_it_becomes_another_program() {
-        let home = tempfile::tempdir().unwrap();
-        let script = home.path().join("again.sh");
-        let again = "[ \"$1\" = 0 ] && exec sleep 600; exec sh \"$0\" $(($1 - 1))";
-        fs::write(&script, again).unwrap();
-        let mut shell = Command::new("sh");
-        let shell = shell.arg(&script).arg("400").env(MARK, home.path());
-        let mut child = shell.spawn().unwrap();
-        let pid = Pid::from_child(&child);
-        let is_sleeping =
-            || fs::read_to_string(format!("/proc/{}/comm", child.id())).unwrap() == "sleep\n";
-        while !is_sleeping() {
-            assert!(is_marked(pid, home.path()));
+        let again = "n=$((${1:-400} - 1)); [ $n = 0 ] && exec sleep 600; exec sh \"$0\" $n";
+        let process = Marked::start("", again);
+        let name = format!("/proc/{}/comm", process.child.id());
+        while fs::read_to_string(&name).unwrap() != "sleep\n" {
+            assert!(is_marked(process.pid(), process.home.path()));
         }
-        assert!(kill(home.path()));
-        child.wait().unwrap();
     }
 }

@@ -224,11 +224,7 @@ mod tests {
         let run = run("swept");
         let owner = run.own().unwrap();
         let mut left = Command::new("sleep");
-        let mut left = left
-            .arg("600")
-            .env(marked::MARK, run.folder().join("kafka"))
-            .spawn()
-            .unwrap();
+        let mut left = marked::start(left.arg("600"), &run.folder.join("kafka")).unwrap();
         sweep().unwrap();
         assert!(run.folder.exists() && left.try_wait().unwrap().is_none());
         drop(owner);

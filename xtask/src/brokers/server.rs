@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use super::broker::Broker;
-use super::marked::{self, MARK};
+use super::marked;
 use super::ports::Ports;
 use super::probe;
 use super::run::Run;
@@ -110,7 +110,7 @@ impl<'a> Server<'a> {
             return Err(format!("{} is running already; stop it first", self.broker).into());
         }
         let mut command = self.command(installed, &self.ports()?)?;
-        let mut child = command.spawn()?;
+        let mut child = marked::start(&mut command, &self.home)?;
         fs::write(self.home.join("pid"), child.id().to_string())?;
         // Somebody has to wait for it when it ends; usually it outlives us.
         thread::spawn(move || child.wait());
@@ -129,8 +129,7 @@ impl<'a> Server<'a> {
             .env("HERE", installed)
             .env("DATA", &data)
             .env("JAVA_LEAN", JAVA_LEAN)
-            .env("TMPDIR", data.join("tmp"))
-            .env(MARK, &self.home);
+            .env("TMPDIR", data.join("tmp"));
         for (name, port) in ports.iter() {
             command.env(format!("PORT_{}", name.to_uppercase()), port.to_string());
         }
