@@ -19,20 +19,44 @@ pub(crate) const MARK: &str = "KEYLANE_BROKER_FOLDER";
 /// How often we look again.
 const PACE: Duration = Duration::from_millis(10);
 
-/// The living processes that are marked with `folder` or something in it.
+/// The living processes that are marked with `folder` or something in it. Two looks, because one that just becomes
+/// another program can be missed by a single one.
 pub(crate) fn marked(folder: &Path) -> Vec<Pid> {
+    let mut found = look_at_all(folder);
+    thread::sleep(PACE);
+    let more = look_at_all(folder);
+    for pid in more {
+        if !found.contains(&pid) {
+            found.push(pid);
+        }
+    }
+    found.retain(|pid| environment_length(*pid).is_some());
+    found
+}
+
+fn look_at_all(folder: &Path) -> Vec<Pid> {
     let Ok(processes) = fs::read_dir("/proc") else {
         return Vec::new();
     };
     processes
         .flatten()
         .filter_map(|process| Pid::from_raw(process.file_name().to_str()?.parse().ok()?))
-        .filter(|pid| is_marked(*pid, folder))
+        .filter(|pid| looks_marked(*pid, folder))
         .collect()
 }
 
-/// Whether the living process is marked with `folder` or something in it.
+/// Whether the living process is marked with `folder` or something in it. A no is only believed when it is said
+/// several times.
 pub(crate) fn is_marked(pid: Pid, folder: &Path) -> bool {
+    (0..5).any(|look| {
+        if look > 0 && environment_length(pid).is_some() {
+            thread::sleep(PACE);
+        }
+        looks_marked(pid, folder)
+    })
+}
+
+fn looks_marked(pid: Pid, folder: &Path) -> bool {
     let Some(environment) = environment(pid) else {
         return false;
     };
@@ -206,7 +230,6 @@ mod tests {
     }
 
     #[test]
-    #[ignore = "known to fail about once in eight runs: a look in the middle of an exec still misses it"]
     fn a_process_is_found_also_while_it_becomes_another_program() {
         let again = "n=$((${1:-400} - 1)); [ $n = 0 ] && exec sleep 600; exec sh \"$0\" $n";
         let process = Marked::start("", again);
