@@ -15,7 +15,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use keylane_router::dispatch::{Attempt, Dispatch, HttpDispatch, HttpOptions};
+use keylane_router::dispatch::{Attempt, Dispatch, HttpDispatch, HttpOptions, Secrets};
 use keylane_router::message::{BrokerId, Identity, Key, Message};
 use keylane_router::outcome::Outcome;
 use keylane_router::plan::{PoolPlan, Targets};
@@ -95,7 +95,7 @@ async fn bare(url: &str, concurrency: usize) {
 
 async fn attempts(url: &str, concurrency: usize) {
     let dispatch = HttpDispatch::new(HttpOptions {
-        idle_connections: concurrency,
+        loopback: true,
         ..HttpOptions::default()
     });
     let message = Arc::new(message(url));
@@ -197,5 +197,6 @@ fn attempt() -> Attempt {
         slot: 0,
         timeout: pool.timeout,
         targets: Arc::new(Targets::Any),
+        secrets: Secrets::default(),
     }
 }

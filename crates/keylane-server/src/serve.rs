@@ -120,14 +120,20 @@ async fn start(
     config: Config,
     address: SocketAddr,
 ) -> anyhow::Result<Arc<App>> {
+    let dispatch = HttpDispatch::new(HttpOptions {
+        listeners: vec![address],
+        extra_roots: config.extra_roots.clone(),
+        ..HttpOptions::default()
+    });
+    dispatch.set_dev(config.dev.enabled);
     let router = Router::builder()
         .plan(config.plan.clone())
         .store(db.store())
-        .dispatch(HttpDispatch::new(HttpOptions::default()))
+        .dispatch(dispatch.clone())
         .start()
         .await?;
     let sources = Arc::new(Sources::start(db.clone(), router.clone(), &config).await?);
-    let in_force = InForce::new(layers, config, router.clone(), sources.clone());
+    let in_force = InForce::new(layers, config, router.clone(), sources.clone(), dispatch);
     Ok(Arc::new(App::new(
         db.clone(),
         router,
