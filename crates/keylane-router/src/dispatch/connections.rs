@@ -42,6 +42,10 @@ const READY: Duration = Duration::from_millis(200);
 /// Requests at once on one HTTP/2 connection, whatever the peer allows: on one connection all wait
 /// for a lost packet.
 const MOST_STREAMS: usize = 128;
+/// How many requests at once the peer takes before it has said so: a number that none says.
+const UNTOLD: usize = 1_048_583;
+/// How often we look whether it has.
+const TOLD: Duration = Duration::from_millis(1);
 /// Pings show that the peer of an HTTP/2 connection with requests under way is still there.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_ANSWER: Duration = Duration::from_secs(10);
@@ -310,8 +314,7 @@ impl Connections {
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_ANSWER)
             .max_header_list_size(limit)
-            // Until the peer has said how many it takes.
-            .initial_max_send_streams(1)
+            .initial_max_send_streams(UNTOLD)
             .handshake(TokioIo::new(stream));
         let (send, connection) = handshake.await.map_err(NoConnection::Http)?;
         let driven = Arc::new(Mutex::new(Some(connection)));
@@ -325,6 +328,11 @@ impl Connections {
             retired: AtomicBool::new(false),
             used: Mutex::new(Instant::now()),
         });
+        // Its settings are the first it sends. Without them too many requests might be sent at
+        // once, or a connection opened for each.
+        while shared.most_streams() == Some(UNTOLD) {
+            tokio::time::sleep(TOLD).await;
+        }
         let mut kept = self.kept();
         let known = kept.origins.entry(origin.clone()).or_default();
         known.speaks = Speaks::Http2;
@@ -369,10 +377,12 @@ impl Connections {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many connections are idle.
+    /// How many connections are idle and open.
     #[cfg(feature = "testing")]
     pub(super) fn idle(&self) -> usize {
-        self.kept().idle
+        let kept = self.kept();
+        let idle = kept.origins.values().flat_map(|origin| &origin.idle);
+        idle.filter(|idle| !idle.line.send.is_closed()).count()
     }
 }
 
@@ -467,11 +477,14 @@ impl Shared {
 
     /// Whether the peer takes another request now.
     fn has_room(&self) -> bool {
-        let driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
-        let most = driven
-            .as_ref()
-            .map_or(0, |connection| connection.current_max_send_streams());
+        let most = self.most_streams().unwrap_or(0);
         self.streams() < most.min(MOST_STREAMS)
+    }
+
+    /// How many requests at once the peer takes; `None` when the connection has ended.
+    fn most_streams(&self) -> Option<usize> {
+        let driven = self.driven.lock().unwrap_or_else(PoisonError::into_inner);
+        driven.as_ref().map(Driven::current_max_send_streams)
     }
 
     fn streams(&self) -> usize {

@@ -1,5 +1,11 @@
 //! Attempts over real HTTP: what the target gets, and what its answers come to.
 
+mod addresses;
+mod connections;
+mod limits;
+mod signing;
+mod tls;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
 //! What the router promises, over real HTTP and real files.
 
+mod bomb;
 mod breaker;
 mod dispatch;
 #[cfg(feature = "embedded")]
@@ -7,3 +8,14 @@ mod embedded;
 mod parse;
 #[cfg(feature = "embedded")]
 mod router;
+
+/// Waits until something is so that nobody tells of. A minute is for ever here.
+pub(crate) async fn eventually(so: impl Fn() -> bool) {
+    let waiting = async {
+        while !so() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    let waited = tokio::time::timeout(std::time::Duration::from_secs(60), waiting).await;
+    assert!(waited.is_ok(), "it never came to pass");
+}
