@@ -72,7 +72,7 @@ impl TargetList {
     }
 
     /// Whether a connection to the target could be allowed, as far as its name tells.
-    pub(super) fn may_allow(&self, target: &TargetUrl) -> bool {
+    pub(crate) fn may_allow(&self, target: &TargetUrl) -> bool {
         let open = |entry: &Entry| match entry {
             Entry::Any | Entry::Public | Entry::Network { .. } => true,
             named => named.names(target),

@@ -85,7 +85,7 @@ impl TargetUrl {
     }
 
     /// The URL as HTTP/1 asks for it: path and query alone.
-    pub(super) fn path(&self) -> &Uri {
+    pub(crate) fn path(&self) -> &Uri {
         &self.path
     }
 

@@ -1,6 +1,7 @@
 //! What tests, crash loops and benchmarks need: a real HTTP target that records what it gets, one
 //! that breaks HTTP, and a proxy that breaks connections.
 
+pub mod fuzz;
 mod proxy;
 mod raw;
 mod recorded;

@@ -45,9 +45,9 @@ pub struct Way {
     pub delay: Duration,
     /// The largest piece that is passed on at once; 0 = as they come.
     pub piece: usize,
-    /// Sent first, before anything that is passed on.
+    /// Sent before the first byte that is passed on, when that comes.
     pub garbage: Bytes,
-    /// After so many bytes it ends like this.
+    /// When more than so many bytes come, it ends like this.
     pub end: Option<(u64, End)>,
 }
 
@@ -260,18 +260,20 @@ type Halves = (OwnedReadHalf, OwnedWriteHalf);
 
 /// Passes one direction on to its end. An error ends the other direction too.
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, way: Way) -> io::Result<Halves> {
-    to.write_all(&way.garbage).await?;
+    let mut garbage = way.garbage.clone();
     let mut buffer = vec![0; 16 << 10];
     let mut passed = 0;
     loop {
         let most = way.left(passed).min(buffer.len());
-        if most == 0 {
-            return way.finish(from, to).await;
-        }
-        let n = from.read(&mut buffer[..most]).await?;
+        // At least one byte: an end comes when there is more, not before.
+        let n = from.read(&mut buffer[..most.max(1)]).await?;
         if n == 0 {
             to.shutdown().await?;
             return Ok((from, to));
+        }
+        to.write_all(&std::mem::take(&mut garbage)).await?;
+        if most == 0 {
+            return way.finish(from, to).await;
         }
         for piece in buffer[..n].chunks(way.piece_of(n)) {
             if !way.delay.is_zero() {

@@ -2,9 +2,11 @@
 
 mod bomb;
 mod breaker;
+mod certificate;
 mod dispatch;
 #[cfg(feature = "embedded")]
 mod embedded;
+mod fuzz;
 mod parse;
 #[cfg(feature = "embedded")]
 mod router;

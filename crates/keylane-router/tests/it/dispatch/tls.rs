@@ -10,15 +10,12 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use keylane_router::dispatch::Root;
-use rcgen::{CertifiedKey, generate_simple_self_signed};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::crypto::aws_lc_rs::default_provider;
-use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use super::*;
+use crate::certificate;
 
 /// A TLS target that counts connections and streams, and answers when it is let.
 struct Secure {
@@ -62,17 +59,7 @@ const USUAL: Setup = Setup {
 
 impl Secure {
     async fn start(setup: Setup) -> Self {
-        let CertifiedKey { cert, signing_key } =
-            generate_simple_self_signed(vec![setup.name.to_owned()]).unwrap();
-        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
-        let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![cert.der().clone()], key)
-            .unwrap();
-        config.alpn_protocols = setup.alpn.iter().map(|p| p.as_bytes().to_vec()).collect();
-        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let (acceptor, root) = certificate::server(setup.name, setup.alpn);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let seen = Arc::new(Seen {
@@ -93,7 +80,7 @@ impl Secure {
         });
         Self {
             address,
-            root: Root::from_pem(cert.pem().as_bytes()).unwrap(),
+            root,
             seen,
             accept: accept.abort_handle(),
         }
