@@ -113,6 +113,16 @@ impl HttpDispatch {
         self.connections.idle()
     }
 
+    /// Whether this attempt may call the target at this address.
+    #[cfg(feature = "testing")]
+    pub fn may_call(&self, message: &Message, attempt: &Attempt, address: SocketAddr) -> bool {
+        let target = self.target(message, attempt);
+        target.is_ok_and(|target| {
+            let guard = &self.connections.guard;
+            guard.check(&target, attempt, address).is_ok()
+        })
+    }
+
     /// One attempt on this stream instead of a connection of its own, for tests without a network.
     #[cfg(feature = "testing")]
     pub async fn attempt_over(
