@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,6 +122,7 @@ async fn start(
     address: SocketAddr,
 ) -> anyhow::Result<Arc<App>> {
     let dispatch = HttpDispatch::new(HttpOptions {
+        idle_connections: idle_connections(&config),
         listeners: vec![address],
         extra_roots: config.extra_roots.clone(),
         ..HttpOptions::default()
@@ -141,6 +143,14 @@ async fn start(
         in_force,
         address,
     )))
+}
+
+/// As many as attempts may be under way, so that none has to be opened anew for want of a place.
+fn idle_connections(config: &Config) -> usize {
+    const LEAST: usize = 4096;
+    let pools = config.plan.pools.values();
+    let all = pools.map(|pool| pool.concurrency.map_or(LEAST, NonZeroUsize::get));
+    all.fold(0, usize::saturating_add).max(LEAST)
 }
 
 /// On the standard output, so that whoever starts the program can read where it listens.

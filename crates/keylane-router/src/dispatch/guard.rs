@@ -53,11 +53,14 @@ impl Guard {
     pub(super) fn source_added(&self, name: &Arc<str>, kind: &SourceKind) {
         let sources = self.local_sources.write();
         let mut sources = sources.unwrap_or_else(PoisonError::into_inner);
-        match kind {
-            SourceKind::Embedded { .. } | SourceKind::Custom => {
-                sources.insert(name.clone());
-            }
-        }
+        let local = match kind {
+            SourceKind::Embedded { .. } | SourceKind::Custom => true,
+        };
+        match local {
+            true => sources.insert(name.clone()),
+            // The name may have been another source's before.
+            false => sources.remove(name),
+        };
     }
 
     /// Whether the target can be called at all, as far as its name tells: no need to ask for its

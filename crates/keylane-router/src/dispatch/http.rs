@@ -218,7 +218,7 @@ impl HttpDispatch {
         address(&mut request, target, lease.is_http2());
         tokio::select! {
             biased;
-            sent = lease.send(request) => sent.map_err(Sent::Error),
+            sent = lease.send(request) => sent.map_err(|error| Sent::Error(Box::new(error))),
             late = clock.first_byte() => Err(Sent::Late(late)),
         }
     }
@@ -270,7 +270,7 @@ impl Dispatch for HttpDispatch {
 /// Why a request that was sent has no answer.
 enum Sent {
     Late(Failure),
-    Error(TrySendError<Request<Payload>>),
+    Error(Box<TrySendError<Request<Payload>>>),
 }
 
 /// HTTP/1 wants the path and `Host`, HTTP/2 the whole URL.

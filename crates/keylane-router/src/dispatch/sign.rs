@@ -18,9 +18,17 @@ const LENGTHS: std::ops::RangeInclusive<usize> = 24..=64;
 #[derive(Clone, Default, PartialEq)]
 pub struct Secrets(Arc<[Secret]>);
 
-#[derive(Clone, PartialEq)]
+#[derive(Clone)]
 struct Secret {
     bytes: Vec<u8>,
+    /// Ready for a message: the key is worked in once, not for each.
+    mac: Hmac<Sha256>,
+}
+
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
 }
 
 /// Why a secret is none. Never holds it.
@@ -66,7 +74,7 @@ impl Secrets {
         value
     }
 
-    /// Whether the text holds one of the secrets as it is written.
+    /// The secrets as they are written, without the prefix.
     pub(super) fn texts(&self) -> impl Iterator<Item = String> {
         self.0.iter().map(|secret| STANDARD.encode(&secret.bytes))
     }
@@ -83,12 +91,13 @@ impl Secret {
         if !LENGTHS.contains(&bytes.len()) {
             return Err(SecretError::Length(bytes.len()));
         }
-        Ok(Self { bytes })
+        let mac = Hmac::new_from_slice(&bytes).expect("any length is a key");
+        Ok(Self { bytes, mac })
     }
 
     /// Over the parts with dots between them.
     fn sign(&self, parts: &[&[u8]]) -> impl AsRef<[u8]> + use<> {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.bytes).expect("any length is a key");
+        let mut mac = self.mac.clone();
         for (at, part) in parts.iter().enumerate() {
             if at > 0 {
                 mac.update(b".");
