@@ -174,7 +174,7 @@ impl Connections {
         target: &TargetUrl,
         attempt: &Attempt,
     ) -> Result<Lease, NoConnection> {
-        if let Some(lease) = self.kept_for(target, attempt).await? {
+        if let Some(lease) = self.kept_for(target, attempt).await {
             return Ok(lease);
         }
         let Some(opening) = self.gate(target) else {
@@ -182,29 +182,27 @@ impl Connections {
         };
         // One after the other: the first may open a connection that serves them all.
         let _one = opening.lock().await;
-        match self.kept_for(target, attempt).await? {
+        match self.kept_for(target, attempt).await {
             Some(lease) => Ok(lease),
             None => self.open(target, attempt).await,
         }
     }
 
-    async fn kept_for(
-        self: &Arc<Self>,
-        target: &TargetUrl,
-        attempt: &Attempt,
-    ) -> Result<Option<Lease>, NoConnection> {
+    /// A kept connection that this attempt may use.
+    async fn kept_for(self: &Arc<Self>, target: &TargetUrl, attempt: &Attempt) -> Option<Lease> {
         while let Some(mut lease) = self.take(target.origin()) {
             let checked = self.guard.check(target, attempt, lease.address());
-            if let Err(denied) = checked {
-                // It is as good as before for those who may use it.
+            if checked.is_err() {
+                // It is as good as before for those who may use it. The name may have another
+                // address that this attempt may call: dialling finds out.
                 lease.keep();
-                return Err(DialError::Denied(denied).into());
+                return None;
             }
             if lease.is_ready().await {
-                return Ok(Some(lease));
+                return Some(lease);
             }
         }
-        Ok(None)
+        None
     }
 
     /// A kept connection, if there is one.

@@ -213,7 +213,7 @@ async fn a_name_that_is_not_listed_is_not_even_resolved() {
 #[tokio::test]
 async fn a_kept_connection_is_used_only_by_pools_that_may_call_its_address() {
     let target = Target::always_ok().await;
-    let row = Row::of(&[&["127.0.0.1"]]);
+    let row = Row::of(&[&["127.0.0.1"], &["127.0.0.1"]]);
     let dispatch = resolving(&row);
     let message = named(target.address().port());
     assert_eq!(
