@@ -617,14 +617,6 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: DISPATCHED,
     },
     Mutation {
-        name: "late-connection-is-kept",
-        invariant: "H3",
-        file: CONNECTIONS,
-        find: "            Some(Line::Http1(line)) => line.task.abort(),\n",
-        replace: "            Some(Line::Http1(line)) => self.connections.put(self.origin.clone(), line),\n",
-        test: DISPATCHED,
-    },
-    Mutation {
         name: "late-http-2-connection-is-relied-on",
         invariant: "H3",
         file: CONNECTIONS,
