@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, RwLock};
 
 use http::uri::Scheme;
@@ -55,6 +55,9 @@ impl TargetUrl {
         let host = uri.host().unwrap_or_default();
         if host.is_empty() {
             return Err(invalid("it has no host"));
+        }
+        if host.starts_with('[') && bracketed(host).is_none() {
+            return Err(invalid("what stands in brackets is no IPv6 address"));
         }
         let port = port(&authority[host.len()..], default_port)?;
         let host: Arc<str> = host.to_ascii_lowercase().into();
@@ -110,7 +113,9 @@ impl TargetUrl {
 
     /// The host in lower case, without brackets.
     pub fn host(&self) -> &str {
-        self.host.trim_start_matches('[').trim_end_matches(']')
+        let inner = self.host.strip_prefix('[');
+        let inner = inner.and_then(|host| host.strip_suffix(']'));
+        inner.unwrap_or(&self.host)
     }
 
     /// The host as names are compared.
@@ -122,6 +127,10 @@ impl TargetUrl {
     pub fn ip(&self) -> Option<IpAddr> {
         self.host().parse().ok()
     }
+}
+
+fn bracketed(host: &str) -> Option<Ipv6Addr> {
+    host.strip_prefix('[')?.strip_suffix(']')?.parse().ok()
 }
 
 /// A query without a path gets one.
@@ -217,6 +226,10 @@ mod tests {
             "http://h/\n",
             "http://h/\0",
             "http://[::1",
+            "http://[]/",
+            "http://[x]/",
+            "http://[[::1]]/",
+            "http://[fe80::1%25eth0]/",
             "http://h/ü x",
         ] {
             let error = TargetUrl::parse(url);
