@@ -1,28 +1,30 @@
-//! What an attempt costs beside a bare call of the same HTTP client with the same headers: CPU per request, the target
-//! in a process of its own.
+//! What an attempt costs beside a bare call of hyper-util's client and beside connections without any client, with the
+//! same headers: CPU per request, the target in a process of its own. Then what each guard costs alone.
 //!
 //! `cargo run --release -p keylane-router --features testing --example dispatch_cost`
 
 use std::io::{BufRead, BufReader};
 use std::num::NonZeroUsize;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
-use keylane_router::dispatch::{Attempt, Dispatch, HttpDispatch, HttpOptions};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use keylane_router::dispatch::{
+    Attempt, Dispatch, HttpDispatch, HttpOptions, Secrets, TargetList, answer, headers,
+};
 use keylane_router::message::{BrokerId, Identity, Key, Message};
 use keylane_router::outcome::Outcome;
 use keylane_router::plan::{PoolPlan, Targets};
 use keylane_router::testing::{self, Answer};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
-const REQUESTS: usize = 100_000;
+const REQUESTS: usize = 60_000;
 
 #[tokio::main(worker_threads = 2)]
 async fn main() {
@@ -30,10 +32,13 @@ async fn main() {
         return target().await;
     }
     let (mut child, url) = start_target();
+    guards(&url);
     for concurrency in [10, 100, 1000] {
         for _ in 0..3 {
+            raw(&url, concurrency).await;
             bare(&url, concurrency).await;
-            attempts(&url, concurrency).await;
+            attempts("attempt", &url, concurrency, attempt()).await;
+            attempts("signed", &url, concurrency, signed(1)).await;
         }
     }
     child.kill().expect("it runs");
@@ -62,6 +67,36 @@ fn start_target() -> (Child, String) {
     (child, url.trim().to_owned())
 }
 
+/// Each caller has a connection of its own: the floor for any client of hyper's.
+async fn raw(url: &str, concurrency: usize) {
+    let uri: http::Uri = url.parse().expect("a URL");
+    let authority = uri.authority().expect("a host").as_str().to_owned();
+    let path: http::Uri = uri.path().parse().expect("a path");
+    let idle = Arc::new(Mutex::new(Vec::new()));
+    for _ in 0..concurrency {
+        let stream = TcpStream::connect(&authority).await.expect("it listens");
+        stream.set_nodelay(true).expect("a socket");
+        let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (send, connection) = shaken.expect("a connection");
+        tokio::spawn(connection);
+        idle.lock().expect("never poisoned").push(send);
+    }
+    measure("raw", concurrency, move || {
+        let (idle, path, authority) = (idle.clone(), path.clone(), authority.clone());
+        async move {
+            let mut send = idle.lock().expect("never poisoned").pop().expect("enough");
+            send.ready().await.expect("it is open");
+            let mut request = request(path);
+            let host = authority.parse().expect("a header");
+            request.headers_mut().insert("host", host);
+            let answer = send.send_request(request).await.expect("an answer");
+            answer.into_body().collect().await.expect("a body");
+            idle.lock().expect("never poisoned").push(send);
+        }
+    })
+    .await;
+}
+
 async fn bare(url: &str, concurrency: usize) {
     let client: Client<HttpConnector, Full<Bytes>> = Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(concurrency)
@@ -74,17 +109,7 @@ async fn bare(url: &str, concurrency: usize) {
     measure("bare client", concurrency, move || {
         let (client, uri) = (client.clone(), uri.clone());
         async move {
-            let request = http::Request::post(uri)
-                .header("content-type", "application/json")
-                .header("user-agent", "keylane/0.1.0")
-                .header("authorization", "Bearer a-token-of-some-length")
-                .header("webhook-id", "0192f3a0-1111-7222-8333-444455556666")
-                .header("keylane-key", "customer-4711")
-                .header("keylane-attempt", "1")
-                .header("keylane-pool", "mail")
-                .header("keylane-position", "123456")
-                .body(Full::new(payload()))
-                .expect("a request");
+            let request = request(uri);
             let answer = client.request(request).await.expect("an answer");
             assert!(answer.status().is_success());
             answer.into_body().collect().await.expect("a body");
@@ -93,14 +118,29 @@ async fn bare(url: &str, concurrency: usize) {
     .await;
 }
 
-async fn attempts(url: &str, concurrency: usize) {
+fn request(uri: http::Uri) -> http::Request<Full<Bytes>> {
+    http::Request::post(uri)
+        .header("content-type", "application/json")
+        .header("user-agent", "keylane/0.1.0")
+        .header("authorization", "Bearer a-token-of-some-length")
+        .header("webhook-id", "0192f3a0-1111-7222-8333-444455556666")
+        .header("webhook-timestamp", "1700000000")
+        .header("keylane-key", "customer-4711")
+        .header("keylane-attempt", "1")
+        .header("keylane-pool", "mail")
+        .header("keylane-position", "123456")
+        .body(Full::new(payload()))
+        .expect("a request")
+}
+
+async fn attempts(name: &str, url: &str, concurrency: usize, attempt: Attempt) {
     let dispatch = HttpDispatch::new(HttpOptions {
-        idle_connections: concurrency,
+        loopback: true,
         ..HttpOptions::default()
     });
     let message = Arc::new(message(url));
-    let attempt = Arc::new(attempt());
-    measure("attempt", concurrency, move || {
+    let attempt = Arc::new(attempt);
+    measure(name, concurrency, move || {
         let (dispatch, message, attempt) = (dispatch.clone(), message.clone(), attempt.clone());
         async move {
             let outcome = dispatch.attempt(&message, &attempt).await;
@@ -108,6 +148,63 @@ async fn attempts(url: &str, concurrency: usize) {
         }
     })
     .await;
+}
+
+/// What each guard costs alone.
+fn guards(url: &str) {
+    let dispatch = HttpDispatch::new(HttpOptions {
+        loopback: true,
+        listeners: vec!["127.0.0.1:1".parse().expect("an address")],
+        ..HttpOptions::default()
+    });
+    let message = message(url);
+    let address = "127.0.0.1:9".parse().expect("an address");
+    let list = [
+        "public",
+        "*.example.com",
+        "10.0.0.0/8",
+        "127.0.0.0/8",
+        "!10.1.0.0/16",
+    ];
+    let listed = Attempt {
+        targets: Arc::new(Targets::Only(TargetList::parse(list).expect("a list"))),
+        ..attempt()
+    };
+    let plain = attempt();
+    each("target and address, any", || {
+        dispatch.may_call(&message, &plain, address)
+    });
+    each("target and address, a list of 5", || {
+        dispatch.may_call(&message, &listed, address)
+    });
+    for secrets in 0..=2 {
+        let attempt = signed(secrets);
+        let name = format!("headers, {secrets} secrets");
+        each(&name, || headers::of(&message, &attempt).is_ok());
+    }
+    let (status, headers) = (http::StatusCode::OK, http::HeaderMap::new());
+    each("judging the answer", || {
+        let body = answer::Body::Whole(b"{\"ack\":true}");
+        answer::outcome(status, &headers, body) == Outcome::Delivered
+    });
+}
+
+fn each(name: &str, call: impl Fn() -> bool) {
+    const TIMES: u32 = 300_000;
+    let begun = Instant::now();
+    for _ in 0..TIMES {
+        std::hint::black_box(call());
+    }
+    let nanos = begun.elapsed().as_nanos() / u128::from(TIMES);
+    println!("{name:40} {nanos:6} ns");
+}
+
+fn signed(secrets: usize) -> Attempt {
+    let secret = "whsec_c29tZSBzZWNyZXQgb2YgdHdlbnR5LWZvdXIgYnl0ZXM=";
+    Attempt {
+        secrets: Secrets::parse(vec![secret; secrets]).expect("secrets"),
+        ..attempt()
+    }
 }
 
 /// Runs `REQUESTS` calls, `concurrency` at a time, after a warm-up.
@@ -197,5 +294,6 @@ fn attempt() -> Attempt {
         slot: 0,
         timeout: pool.timeout,
         targets: Arc::new(Targets::Any),
+        secrets: Secrets::default(),
     }
 }

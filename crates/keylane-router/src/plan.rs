@@ -5,6 +5,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::dispatch::{Secrets, TargetList};
+
 /// Everything the router needs to know. Made by a config file's reader, or by hand from
 /// [`Plan::default`].
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +63,8 @@ pub struct PoolPlan {
     pub on_exhausted: Option<OnExhausted>,
     /// Which targets may be called.
     pub targets: Targets,
+    /// What requests are signed with; none = unsigned.
+    pub signing_secrets: Secrets,
     /// Bytes of bodies held by the pool.
     pub byte_budget: u64,
     /// A larger message is a dead letter.
@@ -90,6 +94,8 @@ pub struct TimeoutPlan {
     pub first_byte: Duration,
     /// Of the whole attempt.
     pub total: Duration,
+    /// Between two pieces of the answer's body.
+    pub idle_body: Duration,
 }
 
 /// In-place retries.
@@ -187,8 +193,8 @@ pub enum Targets {
     Any,
     /// Public addresses.
     Public,
-    /// Only these origins or hosts.
-    Only(Vec<String>),
+    /// By a list of whom to allow and whom to deny.
+    Only(TargetList),
 }
 
 /// One source.
@@ -288,6 +294,7 @@ impl Default for PoolPlan {
             on_refused: OnRefused::DeadLetter,
             on_exhausted: None,
             targets: Targets::Any,
+            signing_secrets: Secrets::default(),
             byte_budget: 64 << 20,
             max_message: 1 << 20,
             return_delay: Duration::from_secs(30),
@@ -298,6 +305,7 @@ impl Default for PoolPlan {
                 connect: Duration::from_secs(5),
                 first_byte: Duration::from_secs(30),
                 total: Duration::from_secs(60),
+                idle_body: Duration::from_secs(10),
             },
             retry: RetryPlan {
                 max_attempts: NonZeroUsize::new(5).expect("not zero"),

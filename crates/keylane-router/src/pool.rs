@@ -443,6 +443,7 @@ impl Attempts {
             slot,
             timeout: plan.timeout.clone(),
             targets: self.targets(plan),
+            secrets: plan.signing_secrets.clone(),
         }
     }
 

@@ -135,6 +135,7 @@ impl Router {
         }
         let returns = features.ordered_return && features.delayed_return;
         self.inner.set_returns(&name, returns);
+        self.inner.dispatch.told_of(&name, &plan.kind);
         let consumer = consume::start(name.clone(), source, plan, self.inner.clone());
         consumers.insert(name, consumer);
         Ok(())

@@ -79,7 +79,7 @@ pub struct Room {
 pub struct BatchId(pub u64);
 
 /// One message as a source hands it out.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Received<R> {
     /// Source plus the broker's own id.
     pub identity: Identity,
@@ -95,6 +95,19 @@ pub struct Received<R> {
     pub headers: Vec<(Arc<str>, Arc<str>)>,
     /// For settling.
     pub receipt: R,
+}
+
+// By hand: body, headers and receipt may hold secrets.
+impl<R> std::fmt::Debug for Received<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Received")
+            .field("identity", &self.identity)
+            .field("key", &self.key)
+            .field("position", &self.position)
+            .field("batch", &self.batch)
+            .field("body", &format_args!("{} bytes", self.body.len()))
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a source can do; what it cannot is said at start-up and in the docs.

@@ -24,7 +24,7 @@ pub struct LaneName {
 }
 
 /// A message as a store keeps it: raw, with what the broker said of it.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Stored {
     /// What it is known by.
     pub identity: Identity,
@@ -36,6 +36,18 @@ pub struct Stored {
     pub headers: Vec<(Arc<str>, Arc<str>)>,
     /// The source's position, if any.
     pub position: Option<u64>,
+}
+
+// By hand: body and headers may hold secrets.
+impl std::fmt::Debug for Stored {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stored")
+            .field("identity", &self.identity)
+            .field("lane", &self.lane)
+            .field("body", &format_args!("{} bytes", self.body.len()))
+            .field("position", &self.position)
+            .finish_non_exhaustive()
+    }
 }
 
 /// One failed attempt, written before the lane is held.

@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use keylane_router::Router;
+use keylane_router::dispatch::HttpDispatch;
 
 use crate::config::{Config, Dev, Layers};
 use crate::sources::Sources;
@@ -13,6 +14,7 @@ pub(crate) struct InForce {
     layers: Layers,
     router: Router,
     sources: Arc<Sources>,
+    dispatch: HttpDispatch,
     /// Read by the API; written by whoever holds `changing`.
     now: RwLock<Now>,
     /// Changes, one after the other.
@@ -41,6 +43,7 @@ impl InForce {
         config: Config,
         router: Router,
         sources: Arc<Sources>,
+        dispatch: HttpDispatch,
     ) -> Self {
         let now = Now {
             generation: 1,
@@ -50,6 +53,7 @@ impl InForce {
             layers,
             router,
             sources,
+            dispatch,
             now: RwLock::new(now),
             changing: tokio::sync::Mutex::default(),
         }
@@ -87,6 +91,7 @@ impl InForce {
         let config = Config::load(self.layers.clone()).map_err(ReloadError::wrong)?;
         let reloaded = self.router.reload(config.plan.clone()).await;
         reloaded.map_err(|error| ReloadError::Wrong(vec![error.to_string()]))?;
+        self.dispatch.set_dev(config.dev.enabled);
         let before = self.now();
         for option in needs_restart(&before.config, &config) {
             tracing::warn!(option, "changed; that needs a restart");
@@ -126,6 +131,7 @@ fn needs_restart(before: &Config, after: &Config) -> Vec<&'static str> {
             "store_budget",
             before.plan.store_budget != after.plan.store_budget,
         ),
+        ("tls", before.extra_roots != after.extra_roots),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);
     changed.map(|(option, _)| option).collect()

@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,14 +121,21 @@ async fn start(
     config: Config,
     address: SocketAddr,
 ) -> anyhow::Result<Arc<App>> {
+    let dispatch = HttpDispatch::new(HttpOptions {
+        idle_connections: idle_connections(&config),
+        listeners: vec![address],
+        extra_roots: config.extra_roots.clone(),
+        ..HttpOptions::default()
+    });
+    dispatch.set_dev(config.dev.enabled);
     let router = Router::builder()
         .plan(config.plan.clone())
         .store(db.store())
-        .dispatch(HttpDispatch::new(HttpOptions::default()))
+        .dispatch(dispatch.clone())
         .start()
         .await?;
     let sources = Arc::new(Sources::start(db.clone(), router.clone(), &config).await?);
-    let in_force = InForce::new(layers, config, router.clone(), sources.clone());
+    let in_force = InForce::new(layers, config, router.clone(), sources.clone(), dispatch);
     Ok(Arc::new(App::new(
         db.clone(),
         router,
@@ -135,6 +143,14 @@ async fn start(
         in_force,
         address,
     )))
+}
+
+/// As many as attempts may be under way, so that none has to be opened anew for want of a place.
+fn idle_connections(config: &Config) -> usize {
+    const LEAST: usize = 4096;
+    let pools = config.plan.pools.values();
+    let all = pools.map(|pool| pool.concurrency.map_or(LEAST, NonZeroUsize::get));
+    all.fold(0, usize::saturating_add).max(LEAST)
 }
 
 /// On the standard output, so that whoever starts the program can read where it listens.

@@ -49,6 +49,48 @@ const ROUTED: TestRun = TestRun {
     env: &[],
 };
 
+const CONNECTIONS: &str = "crates/keylane-router/src/dispatch/connections.rs";
+const DIAL: &str = "crates/keylane-router/src/dispatch/dial.rs";
+const GUARD: &str = "crates/keylane-router/src/dispatch/guard.rs";
+const ADDRESS: &str = "crates/keylane-router/src/dispatch/address.rs";
+const HTTP: &str = "crates/keylane-router/src/dispatch/http.rs";
+const BODY: &str = "crates/keylane-router/src/dispatch/body.rs";
+const HEADERS: &str = "crates/keylane-router/src/dispatch/headers.rs";
+const SIGN: &str = "crates/keylane-router/src/dispatch/sign.rs";
+const RETRY_AFTER: &str = "crates/keylane-router/src/dispatch/retry_after.rs";
+
+/// Attempts over real HTTP.
+const DISPATCHED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "dispatch::",
+    env: &[],
+};
+
+/// The router behind the fault proxy.
+const FAULTS: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "faults::",
+    env: &[],
+};
+
+/// The corpus and random inputs, always the same ones.
+const FUZZ: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "fuzz::",
+    env: &[("KEYLANE_SEED", "1")],
+};
+
+/// The real program with planted secrets.
+const SECRETS: TestRun = TestRun {
+    package: "keylane-server",
+    target: &["--test", "it"],
+    filter: "secrets::",
+    env: &[],
+};
+
 /// The executor's interleavings.
 const SHUTTLE: TestRun = TestRun {
     package: "keylane",
@@ -609,5 +651,141 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        if !lane.parallel && !lane.returned.is_empty() {\n",
         replace: "        if false {\n",
         test: EMBEDDED,
+    },
+    Mutation {
+        name: "kept-connection-is-not-checked",
+        invariant: "H1",
+        file: CONNECTIONS,
+        find: "            let checked = self.guard.check(target, attempt, lease.address());\n",
+        replace: "            let checked = self.guard.check_name(target, attempt);\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "name-is-checked-instead-of-the-address",
+        invariant: "H1",
+        file: DIAL,
+        find: "        match guard.check(target, attempt, address) {\n",
+        replace: "        match guard.check_name(target, attempt) {\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "resolved-again-for-the-dial",
+        invariant: "H1",
+        file: DIAL,
+        find: "        (false, _) => connect(&allowed).await.map_err(DialError::Connect),\n",
+        replace: "        (false, _) => {\n            let again = resolve(resolver, target).await.map_err(DialError::Dns)?;\n            connect(&again).await.map_err(DialError::Connect)\n        }\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "every-source-may-call-this-machine",
+        invariant: "H1",
+        file: GUARD,
+        find: "        self.loopback.load(Ordering::Relaxed) || sources().contains(source)\n",
+        replace: "        self.loopback.load(Ordering::Relaxed) || !sources().contains(source) || true\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "mapped-addresses-are-public",
+        invariant: "H2",
+        file: ADDRESS,
+        find: "        [0, 0, 0, 0, 0, 0xffff | 0, a, b] => v4(embedded(a, b)),\n",
+        replace: "        [0, 0, 0, 0, 0, 0xffff | 0, ..] => Place::Public,\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "own-listener-is-called",
+        invariant: "H2",
+        file: GUARD,
+        find: "        if self.is_own(address) && !self.is_test_target(target) {\n",
+        replace: "        if self.is_own(address) && self.is_test_target(target) && false {\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "late-http-2-connection-is-relied-on",
+        invariant: "H3",
+        file: CONNECTIONS,
+        find: "                shared.retired.store(true, Ordering::Relaxed);\n",
+        replace: "",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "no-limit-for-an-idle-body",
+        invariant: "H4",
+        file: HTTP,
+        find: "        let limit = Instant::now() + self.limits.idle_body;\n",
+        replace: "        let limit = Instant::now() + self.limits.total;\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "no-limit-for-a-head",
+        invariant: "H4",
+        file: CONNECTIONS,
+        find: "            .max_header_size(self.limits.header_bytes)\n",
+        replace: "",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "large-body-is-a-failure",
+        invariant: "H5",
+        file: BODY,
+        find: "                return End::OverLimit;\n",
+        replace: "                return End::Cut(Failure::CutBody);\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "signed-with-the-first-secret-only",
+        invariant: "H6",
+        file: SIGN,
+        find: "        for secret in &*self.0 {\n",
+        replace: "        for secret in self.0.iter().take(1) {\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "signed-once-for-all-attempts",
+        invariant: "H6",
+        file: HEADERS,
+        find: "    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);\n",
+        replace: "    static FIRST: std::sync::OnceLock<SystemTime> = std::sync::OnceLock::new();\n    let now = FIRST.get_or_init(SystemTime::now).duration_since(SystemTime::UNIX_EPOCH);\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "echoed-token-is-kept",
+        invariant: "H7",
+        file: HTTP,
+        find: "    reason.answer = shown;\n",
+        replace: "    drop(shown);\n",
+        test: SECRETS,
+    },
+    Mutation {
+        name: "message-sets-our-headers",
+        invariant: "H8",
+        file: HEADERS,
+        find: "        if !is_theirs(name) {\n",
+        replace: "        if !is_theirs(name) && false {\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "more-streams-than-the-peer-takes",
+        invariant: "H9",
+        file: CONNECTIONS,
+        find: "        self.streams() < most.min(MOST_STREAMS)\n",
+        replace: "        self.streams() < most.max(MOST_STREAMS)\n",
+        test: DISPATCHED,
+    },
+    Mutation {
+        name: "no-answer-is-delivered",
+        invariant: "R2",
+        file: HTTP,
+        find: "    answer::failed(failure(error), Some(&innermost(error).to_string()))\n",
+        replace: "    let _ = (failure(error), innermost(error));\n    Outcome::Delivered\n",
+        test: FAULTS,
+    },
+    Mutation {
+        name: "retry-after-without-a-bound",
+        invariant: "H4",
+        file: RETRY_AFTER,
+        find: "        return Some(Duration::from_secs(seconds).min(LONGEST));\n",
+        replace: "        return Some(Duration::from_secs(seconds));\n",
+        test: FUZZ,
     },
 ];

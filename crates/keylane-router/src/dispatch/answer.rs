@@ -69,6 +69,8 @@ pub enum Failure {
     FirstByteTimeout,
     /// The attempt took longer than its limit.
     TotalTimeout,
+    /// Nothing more of the answer's body within the limit.
+    IdleBodyTimeout,
     /// The connection ended before an answer came.
     Reset,
     /// The connection ended within the answer's body.
@@ -83,7 +85,10 @@ impl Failure {
             Self::Dns => "dns",
             Self::Tls => "tls",
             Self::Protocol => "protocol",
-            Self::ConnectTimeout | Self::FirstByteTimeout | Self::TotalTimeout => "timeout",
+            Self::ConnectTimeout
+            | Self::FirstByteTimeout
+            | Self::TotalTimeout
+            | Self::IdleBodyTimeout => "timeout",
             Self::Reset => "reset",
             Self::CutBody => "cut-body",
         }
@@ -99,6 +104,9 @@ impl Failure {
             Self::Protocol => "the target does not answer in valid HTTP",
             Self::FirstByteTimeout => "no answer of the target within `timeout.first_byte`",
             Self::TotalTimeout => "the attempt took longer than `timeout.total`",
+            Self::IdleBodyTimeout => {
+                "nothing more of the target's answer within `timeout.idle_body`"
+            }
             Self::Reset => "the target ended the connection without an answer",
             Self::CutBody => "the target ended the connection within its answer",
         }
@@ -409,6 +417,7 @@ mod tests {
             (Failure::Protocol, "protocol"),
             (Failure::FirstByteTimeout, "timeout"),
             (Failure::TotalTimeout, "timeout"),
+            (Failure::IdleBodyTimeout, "timeout"),
             (Failure::Reset, "reset"),
             (Failure::CutBody, "cut-body"),
         ];

@@ -1,6 +1,7 @@
 //! The request's headers: what the target is told, and what a message may not say.
 
 use std::fmt::Write;
+use std::time::SystemTime;
 
 use bytes::BytesMut;
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, USER_AGENT};
@@ -14,6 +15,8 @@ use crate::message::{Key, Message};
 pub const LONGEST_KEY: usize = 1024;
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 const KEY: HeaderName = HeaderName::from_static("keylane-key");
 const KEY_TRUNCATED: HeaderName = HeaderName::from_static("keylane-key-truncated");
 const ATTEMPT: HeaderName = HeaderName::from_static("keylane-attempt");
@@ -92,7 +95,7 @@ pub fn of(message: &Message, attempt: &Attempt) -> Result<HeaderMap, HeaderError
     if let Some(token) = &message.auth_token {
         headers.insert(AUTHORIZATION, bearer(token, &mut values)?);
     }
-    headers.insert(WEBHOOK_ID, values.visible(message.id.as_bytes()));
+    webhook(message, attempt, &mut headers, &mut values);
     if let Some(key) = &message.key {
         put_key(key, &mut headers, &mut values);
     }
@@ -132,6 +135,23 @@ fn bearer(token: &str, values: &mut Values) -> Result<HeaderValue, HeaderError> 
     // Keeps it out of debug output, and of HPACK's table.
     value.set_sensitive(true);
     Ok(value)
+}
+
+/// Made anew for each attempt: a target refuses what was signed long ago.
+fn webhook(message: &Message, attempt: &Attempt, headers: &mut HeaderMap, values: &mut Values) {
+    let id = values.visible(message.id.as_bytes());
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let timestamp = values.number(now.unwrap_or_default().as_secs());
+    if !attempt.secrets.is_empty() {
+        // Over the id as it is sent: the target knows no other.
+        let signature = attempt
+            .secrets
+            .sign(id.as_bytes(), timestamp.as_bytes(), &message.payload);
+        let signature = HeaderValue::try_from(signature).expect("base64 is visible ASCII");
+        headers.insert(WEBHOOK_SIGNATURE, signature);
+    }
+    headers.insert(WEBHOOK_ID, id);
+    headers.insert(WEBHOOK_TIMESTAMP, timestamp);
 }
 
 fn put_key(key: &Key, headers: &mut HeaderMap, values: &mut Values) {

@@ -1,7 +1,8 @@
 //! One attempt of one message: the call of its target, over HTTP or in this process.
 //!
 //! Reading order: [`http`] makes the call, [`target`] reads the URL, [`headers`] says what the
-//! target is told, `dial` opens the connection, [`answer`] is the failure table.
+//! target is told and `sign` signs it, `connections` keeps connections and `dial` opens them,
+//! `guard` says whether an address may be called, [`answer`] is the failure table.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,19 +10,29 @@ use std::sync::Arc;
 
 use crate::message::{Identity, Message};
 use crate::outcome::Outcome;
-use crate::plan::{Targets, TimeoutPlan};
+use crate::plan::{SourceKind, Targets, TimeoutPlan};
 
+pub mod address;
 pub mod answer;
 mod body;
+mod connections;
 mod dial;
+mod guard;
 mod handler;
 pub mod headers;
 pub mod http;
+mod list;
 pub mod retry_after;
+mod sign;
 pub mod target;
+mod tls;
 
 pub use self::http::{HttpDispatch, HttpOptions};
+pub use dial::{Resolve, Resolving, SystemResolver};
 pub use handler::{Handler, HandlerFn, RefHandler, handler, handler_fn};
+pub use list::{ListError, TargetList};
+pub use sign::{SecretError, Secrets};
+pub use tls::Root;
 
 /// What a dispatch is told about one call besides the message.
 #[derive(Clone, Debug)]
@@ -42,6 +53,8 @@ pub struct Attempt {
     pub timeout: TimeoutPlan,
     /// Which targets may be called. Shared, because every attempt carries it.
     pub targets: Arc<Targets>,
+    /// What the request is signed with.
+    pub secrets: Secrets,
 }
 
 /// Makes one attempt. HTTP is one implementation, a function of the embedding program another.
@@ -62,6 +75,11 @@ pub trait Dispatch: Send + Sync + 'static {
         let _ = message;
         None
     }
+
+    /// Tells of a source before any message of it is attempted.
+    fn source_added(&self, name: &Arc<str>, kind: &SourceKind) {
+        let _ = (name, kind);
+    }
 }
 
 /// [`Dispatch`] behind a pointer, so that what holds one need not be generic. Every `Dispatch`
@@ -76,6 +94,9 @@ pub trait DynDispatch: Send + Sync + 'static {
 
     /// As [`Dispatch::origin`].
     fn origin_of(&self, message: &Message) -> Option<Arc<str>>;
+
+    /// As [`Dispatch::source_added`].
+    fn told_of(&self, name: &Arc<str>, kind: &SourceKind);
 }
 
 impl<D: Dispatch> DynDispatch for D {
@@ -89,5 +110,9 @@ impl<D: Dispatch> DynDispatch for D {
 
     fn origin_of(&self, message: &Message) -> Option<Arc<str>> {
         self.origin(message)
+    }
+
+    fn told_of(&self, name: &Arc<str>, kind: &SourceKind) {
+        self.source_added(name, kind);
     }
 }

@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, RwLock};
 
-use http::Uri;
 use http::uri::Scheme;
+use http::{HeaderValue, Uri};
 
-use crate::plan::Targets;
+use super::list;
 
 /// How many parsed targets are remembered. More distinct ones are parsed again: that costs a
 /// microsecond, memory without bound costs more.
@@ -17,6 +18,10 @@ const REMEMBERED: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct TargetUrl {
     uri: Uri,
+    /// Path and query alone, as HTTP/1 asks for them.
+    path: Uri,
+    /// Host, and the port where it is not the scheme's own.
+    host_header: HeaderValue,
     host: Arc<str>,
     port: u16,
     origin: Arc<str>,
@@ -51,11 +56,20 @@ impl TargetUrl {
         if host.is_empty() {
             return Err(invalid("it has no host"));
         }
+        if host.starts_with('[') && bracketed(host).is_none() {
+            return Err(invalid("what stands in brackets is no IPv6 address"));
+        }
         let port = port(&authority[host.len()..], default_port)?;
         let host: Arc<str> = host.to_ascii_lowercase().into();
         let scheme = uri.scheme_str().unwrap_or_default();
         let origin = format!("{scheme}://{host}:{port}").into();
+        let host_header = match port == default_port {
+            true => HeaderValue::from_str(&host),
+            false => HeaderValue::from_str(&format!("{host}:{port}")),
+        };
         Ok(Self {
+            path: path_of(&uri)?,
+            host_header: host_header.map_err(|_| invalid("its host is no name"))?,
             uri,
             host,
             port,
@@ -73,35 +87,60 @@ impl TargetUrl {
         &self.origin
     }
 
-    /// Whether the pool's list has this target. `any` and `public` are about addresses, which are
-    /// known only when the connection is made.
-    ///
-    /// A list's entry is an origin (`https://api.example.com`), a host with or without port, or
-    /// `*.example.com` for all hosts below.
-    pub fn is_listed(&self, targets: &Targets) -> bool {
-        match targets {
-            Targets::Any | Targets::Public => true,
-            Targets::Only(entries) => entries.iter().any(|entry| self.matches(entry)),
-        }
+    /// The URL as HTTP/1 asks for it: path and query alone.
+    pub(crate) fn path(&self) -> &Uri {
+        &self.path
     }
 
-    fn matches(&self, entry: &str) -> bool {
-        let entry = entry.trim_end_matches('/');
-        if entry.contains("://") {
-            return Self::parse(entry).is_ok_and(|listed| listed.origin == self.origin);
-        }
-        if let Some(parent) = entry.strip_prefix("*.") {
-            return is_below(&self.host, parent);
-        }
-        match self.host.len() {
-            len if len >= entry.len() => self.host.eq_ignore_ascii_case(entry),
-            len => {
-                let (host, port) = entry.split_at_checked(len).unwrap_or_default();
-                self.host.eq_ignore_ascii_case(host)
-                    && port.strip_prefix(':').and_then(|p| p.parse().ok()) == Some(self.port)
-            }
-        }
+    /// The value of `Host`.
+    pub(super) fn host_header(&self) -> &HeaderValue {
+        &self.host_header
     }
+
+    /// `http` or `https`.
+    pub fn scheme(&self) -> &'static str {
+        if self.is_tls() { "https" } else { "http" }
+    }
+
+    pub(super) fn is_tls(&self) -> bool {
+        self.uri.scheme() == Some(&Scheme::HTTPS)
+    }
+
+    /// The port, also where the URL has none.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The host in lower case, without brackets.
+    pub fn host(&self) -> &str {
+        let inner = self.host.strip_prefix('[');
+        let inner = inner.and_then(|host| host.strip_suffix(']'));
+        inner.unwrap_or(&self.host)
+    }
+
+    /// The host as names are compared.
+    pub(super) fn name(&self) -> Cow<'_, str> {
+        list::name_of(&self.host)
+    }
+
+    /// The address, where the host is one and not a name.
+    pub fn ip(&self) -> Option<IpAddr> {
+        self.host().parse().ok()
+    }
+}
+
+fn bracketed(host: &str) -> Option<Ipv6Addr> {
+    host.strip_prefix('[')?.strip_suffix(']')?.parse().ok()
+}
+
+/// A query without a path gets one.
+fn path_of(uri: &Uri) -> Result<Uri, TargetError> {
+    let text = uri.path_and_query().map_or("/", |path| path.as_str());
+    let path = match text.starts_with('/') {
+        true => text.parse(),
+        false => format!("/{text}").parse(),
+    };
+    path.map_err(|_| invalid("its path cannot be sent"))
 }
 
 fn default_port(uri: &Uri) -> Result<u16, TargetError> {
@@ -122,16 +161,6 @@ fn port(after_host: &str, default: u16) -> Result<u16, TargetError> {
         Ok(port) if port > 0 && digits.as_bytes()[0] != b'+' => Ok(port),
         _ => Err(invalid("its port is not a number from 1 to 65535")),
     }
-}
-
-fn is_below(host: &str, parent: &str) -> bool {
-    let Some(cut) = host.len().checked_sub(parent.len()) else {
-        return false;
-    };
-    host.get(cut..)
-        .is_some_and(|end| end.eq_ignore_ascii_case(parent))
-        && host[..cut].len() > 1
-        && host[..cut].ends_with('.')
 }
 
 fn invalid(text: &'static str) -> TargetError {
@@ -169,11 +198,6 @@ mod tests {
         TargetUrl::parse(url).expect(url).origin().to_string()
     }
 
-    fn listed(url: &str, entry: &str) -> bool {
-        let target = TargetUrl::parse(url).expect(url);
-        target.is_listed(&Targets::Only(vec![entry.to_owned()]))
-    }
-
     #[test]
     fn an_origin_has_scheme_host_in_lower_case_and_port() {
         assert_eq!(origin("http://Example.COM/a?b#c"), "http://example.com:80");
@@ -202,6 +226,10 @@ mod tests {
             "http://h/\n",
             "http://h/\0",
             "http://[::1",
+            "http://[]/",
+            "http://[x]/",
+            "http://[[::1]]/",
+            "http://[fe80::1%25eth0]/",
             "http://h/ü x",
         ] {
             let error = TargetUrl::parse(url);
@@ -228,34 +256,21 @@ mod tests {
     }
 
     #[test]
-    fn a_list_names_origins_hosts_and_parents() {
-        let url = "https://api.example.com/hook";
-        for entry in [
-            "https://api.example.com",
-            "https://API.example.com:443/",
-            "api.example.com",
-            "API.EXAMPLE.COM",
-            "api.example.com:443",
-            "*.example.com",
-            "*.com",
-        ] {
-            assert!(listed(url, entry), "{entry}");
-        }
-        for entry in [
-            "http://api.example.com",
-            "https://api.example.com:444",
-            "example.com",
-            "api.example.com:80",
-            "api.example.co",
-            "*.api.example.com",
-            "*.xample.com",
-            "*.",
-            "",
-            "api.example.com.evil.org",
-            "api.example.comü",
-        ] {
-            assert!(!listed(url, entry), "{entry}");
-        }
+    fn what_http_1_asks_for_is_path_and_query() {
+        let path = |url| TargetUrl::parse(url).expect(url).path().to_string();
+        assert_eq!(path("http://h"), "/");
+        assert_eq!(path("http://h/a/../b?c=d#e"), "/a/../b?c=d");
+        assert_eq!(path("http://h?c=d"), "/?c=d");
+        assert_eq!(path("http://h//evil.example/"), "//evil.example/");
+    }
+
+    #[test]
+    fn the_host_header_has_only_a_port_of_its_own() {
+        let host = |url| TargetUrl::parse(url).expect(url).host_header().clone();
+        assert_eq!(host("http://H:80/"), "h");
+        assert_eq!(host("https://h/"), "h");
+        assert_eq!(host("https://h:80/"), "h:80");
+        assert_eq!(host("http://[::1]:8080/"), "[::1]:8080");
     }
 
     #[test]

@@ -324,7 +324,7 @@ struct Numbered {
     n: Option<u64>,
 }
 
-fn number(request: &mut Request) {
+pub(super) fn number(request: &mut Request) {
     let header = |name| {
         request
             .headers
@@ -341,14 +341,14 @@ fn number(request: &mut Request) {
 }
 
 /// A request being answered. Dropped without an end, the connection ended: that is recorded too.
-struct Open<'a, R: Recorder> {
+pub(super) struct Open<'a, R: Recorder> {
     recorder: &'a R,
     request: &'a Request,
     ended: bool,
 }
 
 impl<'a, R: Recorder> Open<'a, R> {
-    fn start(recorder: &'a R, request: &'a Request) -> Self {
+    pub(super) fn start(recorder: &'a R, request: &'a Request) -> Self {
         let open = Self {
             recorder,
             request,
@@ -358,7 +358,7 @@ impl<'a, R: Recorder> Open<'a, R> {
         open
     }
 
-    fn end(mut self, outcome: &'static str) {
+    pub(super) fn end(mut self, outcome: &'static str) {
         self.ended = true;
         self.record(EventKind::End, Some(outcome));
     }

@@ -1,11 +1,18 @@
 //! Attempts over real HTTP: what the target gets, and what its answers come to.
 
+mod addresses;
+mod connections;
+mod limits;
+mod signing;
+mod tls;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use keylane_router::dispatch::{
-    Attempt, Dispatch, DynDispatch, HttpDispatch, HttpOptions, handler, handler_fn,
+    Attempt, Dispatch, DynDispatch, HttpDispatch, HttpOptions, Secrets, TargetList, handler,
+    handler_fn,
 };
 use keylane_router::history::{self, History};
 use keylane_router::message::{BrokerId, Identity, Key, Message};
@@ -48,13 +55,23 @@ fn attempt() -> Attempt {
             connect: LONG,
             first_byte: LONG,
             total: LONG,
+            idle_body: LONG,
         },
         targets: Arc::new(Targets::Any),
+        secrets: Secrets::default(),
+    }
+}
+
+/// Every test target is on this machine.
+fn options() -> HttpOptions {
+    HttpOptions {
+        loopback: true,
+        ..HttpOptions::default()
     }
 }
 
 fn http() -> HttpDispatch {
-    HttpDispatch::new(HttpOptions::default())
+    HttpDispatch::new(options())
 }
 
 async fn send(message: &Message) -> Outcome {
@@ -439,10 +456,10 @@ async fn a_target_that_is_not_listed_is_refused() {
     let target = Target::always_ok().await;
     let message = message(target.url("/"));
     let mut attempt = attempt();
-    attempt.targets = Arc::new(Targets::Only(vec!["example.com".to_owned()]));
+    attempt.targets = Arc::new(Targets::Only(TargetList::parse(["example.com"]).unwrap()));
     let reason = refused(http().attempt(&message, &attempt).await);
     assert_eq!(reason.class, "target-not-allowed");
-    attempt.targets = Arc::new(Targets::Only(vec!["127.0.0.1".to_owned()]));
+    attempt.targets = Arc::new(Targets::Only(TargetList::parse(["127.0.0.1"]).unwrap()));
     assert_eq!(http().attempt(&message, &attempt).await, Outcome::Delivered);
 }
 

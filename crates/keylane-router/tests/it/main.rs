@@ -1,9 +1,23 @@
 //! What the router promises, over real HTTP and real files.
 
+mod bomb;
 mod breaker;
+mod certificate;
 mod dispatch;
 #[cfg(feature = "embedded")]
 mod embedded;
+mod fuzz;
 mod parse;
 #[cfg(feature = "embedded")]
 mod router;
+
+/// Waits until something is so that nobody tells of. A minute is for ever here.
+pub(crate) async fn eventually(so: impl Fn() -> bool) {
+    let waiting = async {
+        while !so() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    };
+    let waited = tokio::time::timeout(std::time::Duration::from_secs(60), waiting).await;
+    assert!(waited.is_ok(), "it never came to pass");
+}

@@ -3,6 +3,7 @@
 
 mod cascade;
 mod failure_table;
+mod faults;
 mod order;
 mod pools;
 mod redelivery;

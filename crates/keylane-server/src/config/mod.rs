@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+use keylane_router::dispatch::Root;
 use keylane_router::plan::{BreakerPlan, Plan};
 
 use errors::{Origin, Problem, Problems};
@@ -36,6 +37,8 @@ pub(crate) struct Config {
     pub(crate) data: PathBuf,
     /// Conveniences for trying things out.
     pub(crate) dev: Dev,
+    /// Certificates to trust besides the system's.
+    pub(crate) extra_roots: Vec<Root>,
     /// What the router does.
     pub(crate) plan: Plan,
     /// What is legal but worth saying at start-up.
@@ -118,6 +121,7 @@ fn read(top: Section<'_>, defaults: &Table) -> Config {
     let listen = top.get("listen", address);
     let data = top.get("data", folder);
     let dev = read_dev(top.sub("dev"), listen);
+    let extra_roots = read_tls(top.sub("tls"));
     let plan = read_plan(&top, defaults, &mut notices);
     if !listen.ip().is_loopback() {
         let text = format!(
@@ -131,6 +135,7 @@ fn read(top: Section<'_>, defaults: &Table) -> Config {
         listen,
         data,
         dev,
+        extra_roots,
         plan,
         notices,
         settings: Vec::new(),
@@ -165,6 +170,26 @@ fn read_breaker(breaker: Section<'_>) -> BreakerPlan {
     };
     breaker.finish();
     plan
+}
+
+fn read_tls(tls: Section<'_>) -> Vec<Root> {
+    let roots = tls.get("extra_ca", certificates);
+    tls.finish();
+    roots
+}
+
+fn certificates(node: &Node) -> Result<Vec<Root>, Wrong> {
+    const ALLOWED: &str = "give a list of files such as [\"/etc/keylane/ca.pem\"]";
+    let Value::List(nodes) = node.resolved() else {
+        return Err(ALLOWED.into());
+    };
+    let mut roots = Vec::new();
+    for node in &nodes {
+        let path = node.text().ok_or(ALLOWED)?;
+        let read = Root::read_pem(Path::new(path));
+        roots.extend(read.map_err(|error| format!("{path} cannot be used: {error}"))?);
+    }
+    Ok(roots)
 }
 
 fn read_dev(dev: Section<'_>, listen: SocketAddr) -> Dev {

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use keylane_router::dispatch::{Secrets, TargetList};
 use keylane_router::plan::{
     Cascade, KeyPlan, LaneScope, OnExhausted, OnRefused, Overflow, PoolPlan, RetryPlan, Targets,
     TimeoutPlan,
@@ -55,6 +56,7 @@ fn read_pool(pool: Section<'_>, automatic: NonZeroUsize) -> PoolPlan {
         on_refused: pool.get("on_refused", on_refused),
         on_exhausted: pool.get("on_exhausted", on_exhausted),
         targets: pool.get("targets", targets),
+        signing_secrets: pool.get("signing_secrets", signing_secrets),
         byte_budget: pool.get("byte_budget", parse::size),
         max_message: pool.get("max_message", parse::size),
         return_delay: pool.get("return_delay", parse::duration),
@@ -74,9 +76,14 @@ fn read_timeout(timeout: Section<'_>) -> TimeoutPlan {
     let plan = TimeoutPlan {
         connect: timeout.get("connect", parse::some_time),
         first_byte: timeout.get("first_byte", parse::some_time),
+        idle_body: timeout.get("idle_body", parse::some_time),
         total: timeout.get("total", parse::some_time),
     };
-    for (name, part) in [("connect", plan.connect), ("first_byte", plan.first_byte)] {
+    for (name, part) in [
+        ("connect", plan.connect),
+        ("first_byte", plan.first_byte),
+        ("idle_body", plan.idle_body),
+    ] {
         // Only where it was written: a short `total` alone shortens the documented parts.
         if part > plan.total && timeout.is_written(name) {
             timeout.problem(
@@ -212,13 +219,22 @@ fn targets(node: &Node) -> Result<Targets, Wrong> {
     match node.resolved() {
         Value::Text(text) if text == "any" => Ok(Targets::Any),
         Value::Text(text) if text == "public" => Ok(Targets::Public),
-        Value::List(nodes) if !nodes.is_empty() => {
-            let texts = nodes.iter().map(|n| n.text().filter(|t| !t.is_empty()));
-            let texts: Option<Vec<String>> = texts.map(|t| t.map(String::from)).collect();
-            texts.map(Targets::Only).ok_or_else(|| ALLOWED.into())
+        Value::List(nodes) => {
+            let texts: Option<Vec<&str>> = nodes.iter().map(Node::text).collect();
+            let list = TargetList::parse(texts.ok_or(ALLOWED)?);
+            list.map(Targets::Only).map_err(|error| error.to_string())
         }
         _ => Err(ALLOWED.into()),
     }
+}
+
+fn signing_secrets(node: &Node) -> Result<Secrets, Wrong> {
+    const ALLOWED: &str = "give a list of secrets such as [\"whsec_…\"]";
+    let Value::List(nodes) = node.resolved() else {
+        return Err(ALLOWED.into());
+    };
+    let texts: Option<Vec<&str>> = nodes.iter().map(Node::text).collect();
+    Secrets::parse(texts.ok_or(ALLOWED)?).map_err(|error| error.to_string())
 }
 
 fn drain(node: &Node) -> Result<Option<Duration>, Wrong> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use keylane_router::dispatch::TargetList;
 use keylane_router::plan::{
     Cascade, Envelope, OnExhausted, Overflow, PoolPlan, SourceKind, SourcePlan, Targets,
 };
@@ -124,7 +125,7 @@ fn the_designs_example_is_understood() {
     assert_eq!(mail.on_exhausted, Some(OnExhausted::Park));
     assert_eq!(
         mail.targets,
-        Targets::Only(vec!["https://api.example.com".into()])
+        Targets::Only(TargetList::parse(["https://api.example.com"]).unwrap())
     );
     assert_eq!(mail.drain, None);
     assert_eq!(mail.timeout.total, Duration::from_secs(10));
@@ -159,7 +160,8 @@ fn the_environment_is_laid_over_the_file() {
     let mail = &config.plan.pools["mail"];
     assert_eq!(mail.concurrency.unwrap().get(), 20);
     assert_eq!(mail.retry.initial, Duration::from_secs(2));
-    assert_eq!(mail.targets, Targets::Only(vec!["a".into(), "b".into()]));
+    let listed = TargetList::parse(["a", "b"]).unwrap();
+    assert_eq!(mail.targets, Targets::Only(listed));
 }
 
 #[test]

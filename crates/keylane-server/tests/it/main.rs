@@ -10,6 +10,7 @@ mod http;
 mod metrics;
 mod publish;
 mod reload;
+mod secrets;
 mod seed;
 mod server;
 mod standby;
