@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::process::{Ended, cargo, run_logged};
+use crate::process::{Ended, cargo, last_line, run_logged};
 use crate::report::Verdict;
 use crate::test::verdict;
 use crate::{Result, place};
@@ -35,7 +35,7 @@ pub(crate) fn advisories() -> Result<Verdict> {
         }
         Ended::By(_) => Ok(Verdict::Skipped(format!(
             "the database cannot be fetched: {}",
-            reason(&log)?
+            last_line(&log)
         ))),
         Ended::Deadline => Ok(Verdict::Skipped(format!(
             "the database was not fetched in {FETCH_DEADLINE:?}"
@@ -87,15 +87,4 @@ fn install(home: &Path) -> Result<()> {
     }
     fs::remove_dir_all(build)?;
     Ok(())
-}
-
-/// The last thing a log says, in one line.
-fn reason(log: &Path) -> Result<String> {
-    let log = String::from_utf8_lossy(&fs::read(log)?).into_owned();
-    Ok(log
-        .lines()
-        .map(str::trim)
-        .rfind(|line| !line.is_empty())
-        .unwrap_or("no reason given")
-        .to_owned())
 }

@@ -1,8 +1,9 @@
 //! Build and test commands of the project: `cargo xtask help`.
 //!
 //! Reading order: `test` is the one test command, `report` its summary, `tally` its count of tests, `deny` its
-//! licence check. `mutants` shows that the property tests can fail. `place` says where things are, `process` runs them.
+//! licence check, `brokers` the servers that it starts. `mutants` shows that the property tests can fail. `place` says where things are, `process` runs them.
 
+mod brokers;
 mod deny;
 mod mutants;
 mod place;
@@ -15,21 +16,26 @@ use std::error::Error;
 use std::process::ExitCode;
 
 /// Nobody acts on the kind of an error here: it is printed once and ends the command.
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const HELP: &str = "\
 cargo xtask <command>
 
-  test [--quick]     format, lints, all tests, the executor's interleavings, docs, packaging, licences;
-                     one summary at the end
-                     --quick: format, lints, and tests with fewer histories
+  test [--quick]     format, lints, all tests against real brokers, the executor's interleavings, docs, packaging,
+                     licences; one summary at the end
+                     --quick: format, lints, and tests with fewer histories and without brokers
+  brokers <command>  the real brokers by themselves; see `cargo xtask brokers help`
   mutants [name…]    break the code on purpose and check that the tests notice;
                      a name is a mutation's or an invariant's (L1); none means all
   help               this text
 
 environment
   KEYLANE_HISTORIES  histories a property test runs (200000; with --quick 5000)
-  KEYLANE_CACHE      where tools and their builds are kept (~/.cache/keylane)
+  KEYLANE_CACHE      where tools, brokers and their builds are kept (~/.cache/keylane)
+  KEYLANE_REQUIRE_BROKERS
+                     brokers without which `test` fails: `all`, or names with commas; others are skipped
+  KEYLANE_TEST_<BROKER>_URL
+                     a server of your own, such as KEYLANE_TEST_KAFKA_URL; `test` then starts none
 ";
 
 /// What a command came to: it could be carried out, and this is its answer.
@@ -55,6 +61,7 @@ fn answer(args: &[String]) -> Result<Answer> {
     match args.as_slice() {
         ["test"] => test::run(test::Extent::Full),
         ["test", "--quick"] => test::run(test::Extent::Quick),
+        ["brokers", args @ ..] => brokers::run(args),
         ["mutants", names @ ..] => mutants::run(names),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -1,7 +1,7 @@
 //! Running other programs.
 
 use std::env;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -63,6 +63,14 @@ pub(crate) fn run_logged(
     child.kill()?;
     child.wait()?;
     Ok(Ended::Deadline)
+}
+
+/// The last thing a log says, in one line.
+pub(crate) fn last_line(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().map(str::trim).rfind(|line| !line.is_empty());
+    line.unwrap_or("no reason given").to_owned()
 }
 
 #[cfg(test)]

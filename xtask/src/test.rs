@@ -1,7 +1,9 @@
 //! `cargo xtask test`: everything that must hold before a change lands, with one summary at the end.
 
+use std::env;
 use std::process::Command;
 
+use crate::brokers::{self, keeper::Kept};
 use crate::process::{cargo, run_seeing};
 use crate::report::{Report, Verdict};
 use crate::tally::Tally;
@@ -21,16 +23,14 @@ pub(crate) enum Extent {
 pub(crate) fn run(extent: Extent) -> Result<Answer> {
     let mut report = Report::default();
     let mut tally = Tally::default();
-    report.step("format", format);
-    report.step("clippy", clippy);
-    report.step("tests", || tests(extent, &mut tally));
-    if extent == Extent::Full {
-        report.step("shuttle", || shuttle(&mut tally));
-        report.step("docs", docs);
-        report.step("package", package);
-        // Last, because a fresh machine first has to build the tool.
-        report.step("licences", deny::licences);
-        report.step("advisories", deny::advisories);
+    match extent {
+        Extent::Quick => {
+            checks(&mut report);
+            report.step("tests", || tests(quick_histories(), &mut tally));
+        }
+        Extent::Full => {
+            full(&mut report, &mut tally)?;
+        }
     }
     println!("\n=== summary\n{report}{tally}");
     Ok(if report.is_good() {
@@ -38,6 +38,30 @@ pub(crate) fn run(extent: Extent) -> Result<Answer> {
     } else {
         Answer::Bad
     })
+}
+
+fn full(report: &mut Report, tally: &mut Tally) -> Result<()> {
+    let required = brokers::required(&env::var("KEYLANE_REQUIRE_BROKERS").unwrap_or_default())?;
+    // They are fetched and started while cargo builds.
+    let mut brokers = Kept::begin()?;
+    checks(report);
+    report.step("build", build);
+    report.step("brokers", || Ok(brokers.ready(&required)));
+    report.step("tests", || tests(brokers.variables()?, tally));
+    // Nothing from here on needs them, and it has their memory.
+    drop(brokers);
+    report.step("shuttle", || shuttle(tally));
+    report.step("docs", docs);
+    report.step("package", package);
+    // Last, because a fresh machine first has to build the tool.
+    report.step("licences", deny::licences);
+    report.step("advisories", deny::advisories);
+    Ok(())
+}
+
+fn checks(report: &mut Report) {
+    report.step("format", format);
+    report.step("clippy", clippy);
 }
 
 fn format() -> Result<Verdict> {
@@ -56,13 +80,20 @@ fn clippy() -> Result<Verdict> {
     ]))
 }
 
-fn tests(extent: Extent, tally: &mut Tally) -> Result<Verdict> {
+/// On its own, so that the brokers have its time too.
+fn build() -> Result<Verdict> {
+    verdict(cargo().args(["test", "--workspace", "--all-features", "--no-run"]))
+}
+
+fn tests(variables: Vec<(String, String)>, tally: &mut Tally) -> Result<Verdict> {
     let mut test = cargo();
     test.args(["test", "--workspace", "--all-features", "--no-fail-fast"]);
-    if extent == Extent::Quick && std::env::var_os("KEYLANE_HISTORIES").is_none() {
-        test.env("KEYLANE_HISTORIES", QUICK_HISTORIES);
-    }
-    tallied(&mut test, tally)
+    tallied(test.envs(variables), tally)
+}
+
+fn quick_histories() -> Vec<(String, String)> {
+    let asked = env::var("KEYLANE_HISTORIES").unwrap_or_else(|_| QUICK_HISTORIES.to_owned());
+    vec![("KEYLANE_HISTORIES".to_owned(), asked)]
 }
 
 /// The executor's interleavings, in a build of their own beside the usual one.

@@ -12,7 +12,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::outcome::Outcome;
 use crate::plan::BreakerPlan;
@@ -128,11 +128,16 @@ struct Window {
 
 impl Window {
     fn push(&mut self, failed: bool, length: usize) {
-        if self.calls.len() == length && self.calls.pop_front() == Some(true) {
-            self.failures -= 1;
-        }
         self.calls.push_back(failed);
         self.failures += usize::from(failed);
+        self.keep(length);
+    }
+
+    /// Forgets all but the last calls.
+    fn keep(&mut self, length: usize) {
+        while self.calls.len() > length {
+            self.failures -= usize::from(self.calls.pop_front() == Some(true));
+        }
     }
 }
 
@@ -148,6 +153,46 @@ impl Table {
             unwell: 0,
             eras: 0,
         }
+    }
+
+    /// Puts another plan in force. What is known of the origins stays: a breaker is open for as
+    /// long as the new plan says from when it opened, and those who wait are told. Switched off,
+    /// everything is closed and forgotten.
+    pub fn set_plan(&mut self, plan: BreakerPlan) -> Vec<Change> {
+        let old = std::mem::replace(&mut self.plan, plan);
+        if !self.plan.is_on() {
+            return self.forget_all();
+        }
+        let mut changes = Vec::new();
+        for place in 0..self.entries.len() {
+            match &mut self.entries[place].state {
+                State::Closed(window) => window.keep(self.plan.window.get()),
+                State::Open { until } => {
+                    *until = shifted(*until, old.open, self.plan.open);
+                    let kind = ChangeKind::Opened(*until);
+                    changes.push(self.change(place, kind));
+                }
+                State::HalfOpen { .. } => {
+                    let more = self.plan.probes.get().saturating_sub(old.probes.get());
+                    let free = (0..more).map(|_| self.change(place, ChangeKind::SlotFree));
+                    changes.extend(free);
+                }
+            }
+        }
+        changes
+    }
+
+    fn forget_all(&mut self) -> Vec<Change> {
+        let unwell = self.unwell().map(|(origin, _)| Change {
+            origin: origin.clone(),
+            kind: ChangeKind::Closed,
+        });
+        let changes = unwell.collect();
+        self.places.clear();
+        self.entries.clear();
+        self.hand = 0;
+        self.unwell = 0;
+        changes
     }
 
     /// Whether a call of this origin may start now. Changes nothing.
@@ -323,6 +368,15 @@ impl Table {
     }
 }
 
+/// The end of a time that began when `until` was set, with another length.
+fn shifted(until: Instant, old: Duration, new: Duration) -> Instant {
+    match new >= old {
+        true => until + (new - old),
+        // A time in the past is as good as now.
+        false => until.checked_sub(old - new).unwrap_or(until),
+    }
+}
+
 impl BreakerPlan {
     fn opens(&self, window: &Window) -> bool {
         let length = self.window.get();
@@ -344,8 +398,7 @@ pub struct Breakers {
 }
 
 struct Shared {
-    /// `None` when breakers are off: then nothing is counted.
-    table: Option<Mutex<Table>>,
+    table: Mutex<Table>,
     on_change: Box<OnChange>,
 }
 
@@ -353,10 +406,9 @@ impl Breakers {
     /// Breakers by this plan (a failure rate of 0 switches them off). `on_change` is called
     /// without a lock held, by whoever begins, ends or drops a call; it should be quick.
     pub fn new(plan: BreakerPlan, on_change: impl Fn(Change) + Send + Sync + 'static) -> Self {
-        let table = plan.is_on().then(|| Mutex::new(Table::new(plan, ORIGINS)));
         Self {
             shared: Arc::new(Shared {
-                table,
+                table: Mutex::new(Table::new(plan, ORIGINS)),
                 on_change: Box::new(on_change),
             }),
         }
@@ -364,9 +416,14 @@ impl Breakers {
 
     /// As [`Table::check`].
     pub fn check(&self, origin: &str, now: Instant) -> Gate {
-        match &self.shared.table {
-            Some(table) => lock(table).check(origin, now),
-            None => Gate::Go,
+        lock(&self.shared.table).check(origin, now)
+    }
+
+    /// As [`Table::set_plan`].
+    pub fn set_plan(&self, plan: BreakerPlan) {
+        let changes = lock(&self.shared.table).set_plan(plan);
+        for change in changes {
+            self.shared.tell(Some(change));
         }
     }
 
@@ -376,10 +433,13 @@ impl Breakers {
             shared: self.shared.clone(),
             ticket: None,
         };
-        let Some(table) = &self.shared.table else {
+        let mut table = lock(&self.shared.table);
+        if !table.plan.is_on() {
+            // Switched off: nothing is counted.
             return Ok(call);
-        };
-        let (ticket, change) = lock(table).begin(origin, now)?;
+        }
+        let (ticket, change) = table.begin(origin, now)?;
+        drop(table);
         call.ticket = Some(ticket);
         self.shared.tell(change);
         Ok(call)
@@ -387,10 +447,7 @@ impl Breakers {
 
     /// Origins that are not closed now, as [`Table::unwell`].
     pub fn unwell(&self) -> Vec<(Arc<str>, Option<Instant>)> {
-        let Some(table) = &self.shared.table else {
-            return Vec::new();
-        };
-        let table = lock(table);
+        let table = lock(&self.shared.table);
         let unwell = table.unwell();
         unwell
             .map(|(origin, until)| (origin.clone(), until))
@@ -408,10 +465,8 @@ impl fmt::Debug for Breakers {
 
 impl Shared {
     fn end(&self, ticket: Ticket, verdict: Verdict, now: Instant) {
-        if let Some(table) = &self.table {
-            let change = lock(table).end(ticket, verdict, now);
-            self.tell(change);
-        }
+        let change = lock(&self.table).end(ticket, verdict, now);
+        self.tell(change);
     }
 
     fn tell(&self, change: Option<Change>) {

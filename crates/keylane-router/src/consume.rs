@@ -26,6 +26,8 @@ use crate::unsettled::Counted;
 const SETTLE_BATCH: usize = 1024;
 /// How many acked ids are remembered, where acks may be lost.
 const REMEMBERED: usize = 10_000;
+/// Where little of the window is free, this long is waited for more.
+const MOMENT: Duration = Duration::from_millis(2);
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
 
@@ -38,6 +40,7 @@ pub(crate) struct Consumer {
     pub(crate) stop: CancellationToken,
     /// The receiving and the settling task.
     tasks: TaskTracker,
+    held: Arc<dyn HeldIds>,
 }
 
 impl Consumer {
@@ -48,6 +51,11 @@ impl Consumer {
 
     pub(crate) fn has_ended(&self) -> bool {
         self.tasks.is_empty()
+    }
+
+    /// Adds those of the messages' ids that are out here.
+    pub(crate) fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>) {
+        self.held.add_held(ids, to);
     }
 }
 
@@ -77,11 +85,12 @@ pub(crate) fn start<S: Source>(
         source,
         plan: plan.clone(),
         features: features.clone(),
-        held,
+        held: held.clone(),
         to_settle,
         router,
         stop: stop.clone(),
         counters: HashMap::new(),
+        target: "".into(),
     };
     tasks.spawn(async move {
         let source = consume.run().await;
@@ -96,6 +105,7 @@ pub(crate) fn start<S: Source>(
         features,
         stop,
         tasks,
+        held,
     })
 }
 
@@ -127,7 +137,22 @@ impl Recent {
     }
 }
 
+/// The ids of what is out, whatever the source's receipts are.
+trait HeldIds: Send + Sync {
+    fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>);
+}
+
+impl<R: Clone + Send> HeldIds for Held<R> {
+    // Not by an index: what is out is no more than a window, and this is asked seldom.
+    fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>) {
+        let table = self.lock();
+        to.extend(table.values().filter_map(|entry| ids.get(&*entry.message)));
+    }
+}
+
 struct Entry<R> {
+    /// The id in its body, which need not be the only one of its kind.
+    message: Arc<str>,
     /// The newest one: a message that comes again while it is here is settled with that.
     receipt: R,
     counters: Arc<Counters>,
@@ -148,12 +173,28 @@ impl<R: Clone> Held<R> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many more may be out.
+    /// How many more may be out. Where that is little, what is settled in a moment is waited for:
+    /// a receive costs about the same for one message as for many, and what is out keeps the lanes
+    /// busy meanwhile.
     async fn room(&self, window: usize) -> usize {
+        let room = self.room_for(1, window).await;
+        let enough = window / 8;
+        if room >= enough {
+            return room;
+        }
+        match tokio::time::timeout(MOMENT, self.room_for(enough, window)).await {
+            Ok(room) => room,
+            // Only settlements change it, and they make it larger.
+            Err(_) => self.room_for(1, window).await,
+        }
+    }
+
+    /// Waits until this many more may be out; answers how many.
+    async fn room_for(&self, enough: usize, window: usize) -> usize {
         loop {
             let changed = self.changed.notified();
             let room = window.saturating_sub(self.lock().len());
-            if room > 0 {
+            if room >= enough {
                 return room;
             }
             changed.await;
@@ -210,6 +251,8 @@ struct Consume<S: Source> {
     router: Arc<Inner>,
     stop: CancellationToken,
     counters: HashMap<Arc<str>, Arc<Counters>>,
+    /// The last message's: most have the same, and it is kept once for them.
+    target: Arc<str>,
 }
 
 impl<S: Source> Consume<S> {
@@ -278,10 +321,15 @@ impl<S: Source> Consume<S> {
     /// A received message as a delivery, and the pool it goes to.
     fn delivery(&mut self, received: Received<S::Receipt>) -> (Arc<Pool>, Box<Delivery>) {
         let parsed = parse::parse(&self.plan.envelope, &received);
-        let (message, fate) = match parsed {
+        let (mut message, fate) = match parsed {
             Ok(message) => (message, Fate::Attempt),
             Err(malformed) => (stand_in(&received), malformed_fate(malformed)),
         };
+        if message.target == self.target {
+            message.target = self.target.clone();
+        } else {
+            self.target = message.target.clone();
+        }
         let key = message.key.clone();
         let lane_of = |plan: &PoolPlan| self.lane(plan, key.as_ref(), &received.identity.id);
         let code = message.pool.as_ref();
@@ -293,6 +341,7 @@ impl<S: Source> Consume<S> {
         counters.received.one();
         let receipt = received.receipt.clone();
         let entry = Entry {
+            message: message.id.clone(),
             receipt,
             counters: counters.clone(),
         };

@@ -89,6 +89,8 @@ pub(crate) struct Pool {
     plan: Arc<RwLock<Arc<PoolPlan>>>,
     executor: PoolExecutor,
     unsettled: Arc<Unsettled>,
+    /// Held by whoever puts something into a lane.
+    pushing: Mutex<()>,
 }
 
 impl Pool {
@@ -126,6 +128,7 @@ impl Pool {
             plan,
             executor,
             unsettled,
+            pushing: Mutex::default(),
         });
         let _ = pool.set(Arc::downgrade(&made));
         made
@@ -145,8 +148,14 @@ impl Pool {
             .expect("a plan's limits are at least 1");
     }
 
-    /// Puts a delivery at the end of its lane, or hands it back.
+    /// Puts a delivery at the end of its lane, or hands it back when the lane has as many as it
+    /// may have: those that wait, are held or run.
     pub(crate) fn push(&self, lane: LaneId, delivery: Box<Delivery>) -> Result<(), Box<Delivery>> {
+        // Several sources may share a lane: nobody comes between the look and the push.
+        let _one_at_a_time = self.pushing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.held(&lane) >= lane_capacity(&self.plan(), &lane) {
+            return Err(delivery);
+        }
         self.executor
             .push(lane, delivery)
             .map_err(NotPushed::into_job)
@@ -154,9 +163,13 @@ impl Pool {
 
     /// Whether the lane has anything unresolved here.
     pub(crate) fn has(&self, lane: &LaneId) -> bool {
-        self.executor
-            .lane(lane)
-            .is_some_and(|lane| lane.running + lane.waiting > 0)
+        self.held(lane) > 0
+    }
+
+    /// How many messages the lane has here.
+    fn held(&self, lane: &LaneId) -> usize {
+        let state = self.executor.lane(lane);
+        state.map_or(0, |lane| lane.running + lane.waiting)
     }
 
     pub(crate) fn lane(&self, lane: &LaneId) -> Option<LaneState> {
@@ -210,6 +223,10 @@ impl Pool {
         }
     }
 
+    pub(crate) async fn idle(&self, lane: &LaneId) {
+        self.executor.idle(lane).await;
+    }
+
     pub(crate) async fn all_idle(&self) {
         self.executor.all_idle().await;
     }
@@ -235,7 +252,6 @@ fn limits_of(plan: &PoolPlan) -> Limits {
     Limits {
         concurrency: plan.concurrency.map(NonZeroUsize::get),
         lane_concurrency: plan.lane_concurrency.get(),
-        queue_limit_per_key: Some(plan.lane_capacity.get()),
         rate: plan.rate.map(rate_of),
         per_key_rate: plan.per_key_rate.map(rate_of),
         ..Limits::default()
@@ -248,9 +264,6 @@ fn with_limits<K: std::hash::Hash + Eq + Clone + Send + Sync + 'static>(
 ) -> keylane::Builder<K> {
     if let Some(most) = limits.concurrency {
         builder = builder.concurrency(most);
-    }
-    if let Some(most) = limits.queue_limit_per_key {
-        builder = builder.queue_limit_per_key(most);
     }
     if let Some(rate) = limits.rate {
         builder = builder.rate(rate);
@@ -268,6 +281,11 @@ fn rate_of(rate: Rate) -> keylane::Rate {
 fn lane_concurrency(plan: &PoolPlan, lane: &LaneId) -> usize {
     let own = key_plan(plan, lane).and_then(|keys| keys.lane_concurrency);
     own.unwrap_or(plan.lane_concurrency).get()
+}
+
+fn lane_capacity(plan: &PoolPlan, lane: &LaneId) -> usize {
+    let own = key_plan(plan, lane).and_then(|keys| keys.lane_capacity);
+    own.unwrap_or(plan.lane_capacity).get()
 }
 
 fn key_rate(plan: &PoolPlan, lane: &LaneId) -> Option<keylane::Rate> {

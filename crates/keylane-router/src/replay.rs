@@ -53,18 +53,27 @@ impl Replay {
             .parked_rows(self.lane.clone(), 0, AHEAD)
             .await?;
         let (lender, mut settled) = mpsc::unbounded_channel();
+        let lane = LaneId::of(&self.lane);
+        let mut pushed = 0;
         for row in rows {
             let number = row.row;
             let delivery = self.delivery(row, Lender::Row(lender.clone(), number));
-            if let Err(delivery) = self.pool.push(LaneId::of(&self.lane), delivery) {
-                // The lane is full of what arrived: that goes into the store first.
+            if let Err(delivery) = self.pool.push(lane.clone(), delivery) {
                 delivery.settle(Settlement::Return {
                     delay: std::time::Duration::ZERO,
                 });
                 break;
             }
+            pushed += 1;
         }
         drop(lender);
+        if pushed == 0 {
+            // The lane is full of what arrived: that goes into the store first.
+            tokio::select! {
+                () = self.pool.idle(&lane) => {}
+                () = self.router.stop_taking.cancelled() => {}
+            }
+        }
         let mut batch = Vec::new();
         while settled.recv_many(&mut batch, AHEAD).await > 0 {
             batch.retain(|settled: &Settled<u64>| settled.settlement == Settlement::Ack);

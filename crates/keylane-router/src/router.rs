@@ -1,6 +1,6 @@
 //! The router: starts sources and pools, changes them while they run, and stops them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
 use crate::health::{Health, Problem};
 use crate::history::Recorder;
 use crate::lane::LaneId;
-use crate::plan::{Envelope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan};
+use crate::plan::{BreakerPlan, Envelope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan};
 use crate::pool::{Pool, Shared};
 use crate::replay::Replay;
 use crate::route::{DEFAULT, Routes};
@@ -167,11 +167,13 @@ impl Router {
     /// [`StartError`] when the plan cannot work with the sources there are; nothing changed then.
     pub async fn reload(&self, plan: Plan) -> Result<(), StartError> {
         let _one_at_a_time = self.inner.changing.lock().await;
+        check_plan(&plan)?;
         let sources: Vec<Arc<Consumer>> = self.inner.consumers().values().cloned().collect();
         for source in sources {
             check_source(&plan, &source.name, &source.features)?;
         }
         self.inner.permits.set(most_in_flight(&plan));
+        self.inner.set_breaker(&plan.breaker);
         let mut pools = BTreeMap::new();
         for (name, pool_plan) in with_default(&plan) {
             let pool = match self.inner.routes.pool(&name) {
@@ -251,6 +253,17 @@ impl Router {
             .collect()
     }
 
+    /// Which of these messages, by the ids in their bodies, are held here: received and neither
+    /// resolved nor given back.
+    pub fn held<'a>(&self, ids: impl IntoIterator<Item = &'a str>) -> HashSet<&'a str> {
+        let ids: HashSet<&str> = ids.into_iter().collect();
+        let mut held = HashSet::new();
+        for consumer in self.inner.consumers().values() {
+            consumer.add_held(&ids, &mut held);
+        }
+        held
+    }
+
     /// The names of the sources that are read.
     pub fn sources(&self) -> Vec<Arc<str>> {
         self.inner.consumers().keys().cloned().collect()
@@ -318,11 +331,7 @@ impl Builder {
     pub async fn start(self) -> Result<Router, StartError> {
         let store = self.store.ok_or(StartError::NoStore)?;
         let dispatch = self.dispatch.unwrap_or_else(http);
-        for (name, pool) in &self.plan.pools {
-            if pool.overflow == Some(Overflow::Spill) {
-                return Err(StartError::NoSpill(name.clone()));
-            }
-        }
+        check_plan(&self.plan)?;
         let router = Router {
             inner: Inner::new(self.plan, store, dispatch, self.history),
         };
@@ -348,6 +357,15 @@ fn with_default(plan: &Plan) -> BTreeMap<Arc<str>, PoolPlan> {
 fn most_in_flight(plan: &Plan) -> usize {
     plan.max_in_flight
         .map_or(usize::MAX, std::num::NonZeroUsize::get)
+}
+
+/// What no source makes possible.
+fn check_plan(plan: &Plan) -> Result<(), StartError> {
+    let mut pools = plan.pools.iter();
+    match pools.find(|(_, pool)| pool.overflow == Some(Overflow::Spill)) {
+        Some((name, _)) => Err(StartError::NoSpill(name.clone())),
+        None => Ok(()),
+    }
 }
 
 /// `return` exists only where a source keeps order and can delay.
@@ -382,7 +400,7 @@ impl Inner {
         history: Option<Arc<Recorder>>,
     ) -> Arc<Self> {
         let breaker = plan.breaker.clone();
-        let waits = Arc::new(BreakerWaits::new(breaker.probes.get(), breaker.open));
+        let waits = Arc::new(BreakerWaits::new(&breaker));
         let told = waits.clone();
         let health = Arc::new(Health::default());
         let shared = Arc::new(Shared {
@@ -418,6 +436,12 @@ impl Inner {
             tasks: TaskTracker::new(),
             changing: tokio::sync::Mutex::new(()),
         })
+    }
+
+    /// Lanes that wait for an origin are woken as the new settings say.
+    fn set_breaker(&self, plan: &BreakerPlan) {
+        self.shared.waits.set(plan);
+        self.shared.breakers.set_plan(plan.clone());
     }
 
     /// Takes up what the store knows from before: pauses and replays under way.

@@ -8,33 +8,50 @@ use tokio::sync::Notify;
 
 use crate::breaker::{Change, ChangeKind};
 use crate::lane::LaneId;
+use crate::plan::BreakerPlan;
 use crate::pool::Pool;
 
 /// Lanes held by breakers. They cost nothing while they wait; a free slot wakes one of them.
 pub(crate) struct BreakerWaits {
     state: Mutex<State>,
     changed: Notify,
-    probes: usize,
-    again: Duration,
 }
 
-#[derive(Default)]
 struct State {
+    /// So many lanes are woken when an origin may be probed,
+    probes: usize,
+    /// and again after this, if nobody took the chance.
+    again: Duration,
     waiting: HashMap<Arc<str>, VecDeque<(Weak<Pool>, LaneId)>>,
     /// When origins are to be probed.
     due: HashMap<Arc<str>, Instant>,
 }
 
 impl BreakerWaits {
-    /// `probes` lanes are woken when an origin may be probed, and again after `again` if nobody
-    /// took the chance.
-    pub(crate) fn new(probes: usize, again: Duration) -> Self {
+    pub(crate) fn new(plan: &BreakerPlan) -> Self {
+        let state = State {
+            probes: plan.probes.get(),
+            again: again(plan),
+            waiting: HashMap::new(),
+            due: HashMap::new(),
+        };
         Self {
-            state: Mutex::default(),
+            state: Mutex::new(state),
             changed: Notify::new(),
-            probes,
-            again: again.max(Duration::from_millis(10)),
         }
+    }
+
+    /// Another plan is in force; who waits longer than that says is looked at in time.
+    pub(crate) fn set(&self, plan: &BreakerPlan) {
+        let mut state = self.lock();
+        state.probes = plan.probes.get();
+        state.again = again(plan);
+        let latest = Instant::now() + state.again;
+        for due in state.due.values_mut() {
+            *due = latest.min(*due);
+        }
+        drop(state);
+        self.changed.notify_one();
     }
 
     /// This lane waits for this origin.
@@ -47,7 +64,7 @@ impl BreakerWaits {
             .push_back((pool, lane));
         if !state.due.contains_key(origin) {
             // Whatever happens, somebody looks again.
-            let at = Instant::now() + self.again;
+            let at = Instant::now() + state.again;
             state.due.insert(origin.clone(), at);
             self.changed.notify_one();
         }
@@ -92,10 +109,12 @@ impl BreakerWaits {
             due
         };
         for origin in due {
-            self.wake(&origin, self.probes);
+            let probes = self.lock().probes;
+            self.wake(&origin, probes);
             let mut state = self.lock();
             if state.waiting.contains_key(&origin) {
-                state.due.entry(origin).or_insert(now + self.again);
+                let at = now + state.again;
+                state.due.entry(origin).or_insert(at);
             }
         }
     }
@@ -126,4 +145,8 @@ impl BreakerWaits {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn again(plan: &BreakerPlan) -> Duration {
+    plan.open.max(Duration::from_millis(10))
 }

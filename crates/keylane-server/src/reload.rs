@@ -131,7 +131,6 @@ fn needs_restart(before: &Config, after: &Config) -> Vec<&'static str> {
             "store_budget",
             before.plan.store_budget != after.plan.store_budget,
         ),
-        ("breaker", before.plan.breaker != after.plan.breaker),
         ("tls", before.extra_roots != after.extra_roots),
     ];
     let changed = changed.into_iter().filter(|(_, changed)| *changed);

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::builder::Builder;
-use crate::handle::{Place, TaskHandle};
+use crate::handle::TaskHandle;
 use crate::job::{Called, Cell, Ending, Job, Posted, Tracked};
 use crate::lanes::FullOf;
 use crate::reject::{Decision, Policy, RejectHandler, Rejection};
@@ -220,7 +220,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         crate::BuildErrors::check(&limits)?;
         let shell = &self.owner.shell;
         shell.work.set_limits(limits);
-        shell.set_limits(limits.for_lanes());
+        shell.set_limits(limits.for_lanes(), || shell.work.limits() == limits);
         Ok(())
     }
 
@@ -366,11 +366,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TaskBuilder<'_, K> {
     /// As [`Executor::submit`].
     pub fn submit<Tk: Task>(self, task: Tk) -> TaskHandle<K, Tk::Output> {
         let (executor, deadline) = (self.executor, self.deadline);
-        let (cell, lane) = self.cell();
+        let (cell, alone) = self.cell();
         let job = Box::new(Tracked::new(task, cell.clone()));
-        let handle = match executor.owner.shell.push(lane.clone(), job) {
-            Ok(seq) => executor.handle(cell, lane, seq),
-            Err(refused) => executor.reject::<Tk>(refused, cell, lane),
+        let handle = match executor.owner.shell.push(cell.lane(alone), job) {
+            Ok(seq) => TaskHandle::placed(cell, alone, seq),
+            Err(refused) => executor.reject::<Tk>(refused, cell, alone),
         };
         executor.watch_deadline(&handle, deadline);
         handle
@@ -382,11 +382,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TaskBuilder<'_, K> {
     /// [`Refused`] with the task when there is no room or the executor was shut down.
     pub fn try_submit<Tk: Task>(self, task: Tk) -> Result<TaskHandle<K, Tk::Output>, Refused<Tk>> {
         let (executor, deadline) = (self.executor, self.deadline);
-        let (cell, lane) = self.cell();
+        let (cell, alone) = self.cell();
         let job = Box::new(Tracked::new(task, cell.clone()));
-        match executor.owner.shell.push(lane.clone(), job) {
+        match executor.owner.shell.push(cell.lane(alone), job) {
             Ok(seq) => {
-                let handle = executor.handle(cell, lane, seq);
+                let handle = TaskHandle::placed(cell, alone, seq);
                 executor.watch_deadline(&handle, deadline);
                 Ok(handle)
             }
@@ -399,31 +399,24 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TaskBuilder<'_, K> {
         }
     }
 
-    fn cell<T>(self) -> (Arc<Cell<K, T>>, Lane<K>) {
-        let lane = match &self.key {
-            Some(key) => Lane::Key(key.clone()),
-            None => Lane::Alone(ALONE.fetch_add(1, Ordering::Relaxed)),
+    /// Where the result will be, and the number of its lane if it has no key.
+    fn cell<T>(self) -> (Arc<Cell<K, T>>, u64) {
+        let alone = match &self.key {
+            Some(_) => 0,
+            None => ALONE.fetch_add(1, Ordering::Relaxed),
         };
-        let common = self.executor.owner.shell.work.common.clone();
-        (Cell::new(self.key, self.id, common), lane)
+        let shell = self.executor.owner.shell.clone();
+        (Cell::new(self.key, self.id, shell), alone)
     }
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
-    fn handle<T: Send>(&self, cell: Arc<Cell<K, T>>, lane: Lane<K>, seq: u64) -> TaskHandle<K, T> {
-        let shell = self.owner.shell.clone();
-        TaskHandle {
-            cell,
-            place: Some(Place { shell, lane, seq }),
-        }
-    }
-
     /// There is no room: the handler decides, else the policy.
     fn reject<Tk: Task>(
         &self,
         refused: NotTaken<Box<dyn Job>>,
         cell: Arc<Cell<K, Tk::Output>>,
-        lane: Lane<K>,
+        alone: u64,
     ) -> TaskHandle<K, Tk::Output> {
         let closed = matches!(refused, NotTaken::Closed(_));
         let (job, reason) = self.reason_of(refused);
@@ -432,7 +425,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
             return TaskHandle { cell, place: None };
         }
         match self.decide(&cell, &reason) {
-            Ok(Decision::Follow(policy)) => self.follow::<Tk>(policy, job, cell, lane, reason),
+            Ok(Decision::Follow(policy)) => self.follow::<Tk>(policy, job, cell, alone, reason),
             Ok(Decision::Value(value)) => ended(&cell, job, value_of(value)),
             Ok(Decision::Fail(error)) => {
                 let status = Status::Failed(TaskError::Failed(error.into()));
@@ -466,7 +459,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         policy: Policy,
         job: Box<dyn Job>,
         cell: Arc<Cell<K, Tk::Output>>,
-        lane: Lane<K>,
+        alone: u64,
         reason: Reason,
     ) -> TaskHandle<K, Tk::Output> {
         match policy {
@@ -475,7 +468,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
                 ended(&cell, job, Status::Failed(TaskError::NoRoom { id, reason }))
             }
             Policy::Discard => ended(&cell, job, Status::Rejected(reason)),
-            Policy::CallerRuns => self.caller_runs::<Tk>(job, cell, lane),
+            Policy::CallerRuns => self.caller_runs::<Tk>(job, cell, alone),
             Policy::RunUnlimited => self.run_unlimited::<Tk>(job, cell),
         }
     }
@@ -484,7 +477,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         &self,
         job: Box<dyn Job>,
         old: Arc<Cell<K, Tk::Output>>,
-        lane: Lane<K>,
+        alone: u64,
     ) -> TaskHandle<K, Tk::Output> {
         let cell = old.again();
         let mut task = Box::pin(take_task::<K, Tk>(job));
@@ -495,8 +488,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         });
         cell.set_caller(Box::pin(run));
         let called = Box::new(Called::new(cell.clone()));
-        match self.owner.shell.push_over(lane.clone(), called) {
-            Ok((seq, _)) => self.handle(cell, lane, seq),
+        match self.owner.shell.push_over(cell.lane(alone), called) {
+            Ok((seq, _)) => TaskHandle::placed(cell, alone, seq),
             Err(job) => {
                 let ending = Ending::Rejected(Reason::ShutDown);
                 self.owner.shell.work.end(job, ending);
@@ -523,10 +516,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         let Some(deadline) = deadline else {
             return;
         };
-        let (cell, place) = (handle.cell.clone(), handle.place.clone());
+        let (cell, place) = (handle.cell.clone(), handle.place);
         let timer = self.owner.spawner.spawn(async move {
             tokio::time::sleep(deadline).await;
-            if !place.is_some_and(|place| place.cancel(Why::Deadline)) {
+            if !place.is_some_and(|place| cell.cancel_at(place, Why::Deadline)) {
                 cell.ask_to_stop(Why::Deadline);
             }
         });
@@ -609,12 +602,13 @@ where
             }
             self.stage = Stage::Waits(Some(handle));
         }
+        let shell = self.executor.owner.shell.clone();
         let Stage::Waits(handle) = &mut self.stage else {
             unreachable!("it has taken its place");
         };
-        let place = handle.as_ref().and_then(|handle| handle.place.as_ref());
+        let place = handle.as_ref().and_then(|handle| handle.place);
         let place = place.expect("polled until it is ready");
-        if place.shell.poll_room(place.seq, cx).is_pending() {
+        if shell.poll_room(place.seq, cx).is_pending() {
             return Poll::Pending;
         }
         Poll::Ready(handle.take().expect("it was there just now"))
@@ -636,10 +630,10 @@ where
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     /// Takes a place in the key's order; `true` when there is room for it now.
     fn take_place<Tk: Task>(&self, key: K, task: Tk) -> (TaskHandle<K, Tk::Output>, bool) {
-        let (cell, lane) = self.task(key).cell();
+        let (cell, alone) = self.task(key).cell();
         let job = Box::new(Tracked::new(task, cell.clone()));
-        match self.owner.shell.push_over(lane.clone(), job) {
-            Ok((seq, room)) => (self.handle(cell, lane, seq), room),
+        match self.owner.shell.push_over(cell.lane(alone), job) {
+            Ok((seq, room)) => (TaskHandle::placed(cell, alone, seq), room),
             Err(job) => {
                 let ending = Ending::Rejected(Reason::ShutDown);
                 self.owner.shell.work.end(job, ending);

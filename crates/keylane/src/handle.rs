@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use crate::job::{Cell, Ending};
 use crate::result::{TaskResult, Why};
-use crate::shell::Shell;
-use crate::tasks::{Lane, Tasks};
+use crate::tasks::Lane;
 
 /// The handle of a submitted task: await it for the [`TaskResult`].
 ///
@@ -23,39 +22,32 @@ where
     T: Send + 'static,
 {
     pub(crate) cell: Arc<Cell<K, T>>,
-    pub(crate) place: Option<Place<K>>,
+    pub(crate) place: Option<Place>,
 }
 
 /// Where a task waits, if it was taken.
-pub(crate) struct Place<K>
-where
-    K: Hash + Eq + Clone + Send + Sync + 'static,
-{
-    pub(crate) shell: Arc<Shell<Lane<K>, Tasks<K>>>,
-    pub(crate) lane: Lane<K>,
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
     pub(crate) seq: u64,
+    /// The number of its lane, if it has no key.
+    pub(crate) alone: u64,
 }
 
-impl<K> Clone for Place<K>
+impl<K, T> Cell<K, T>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
 {
-    fn clone(&self) -> Self {
-        Self {
-            shell: self.shell.clone(),
-            lane: self.lane.clone(),
-            seq: self.seq,
+    /// The task's lane: its key's, or the one of this number.
+    pub(crate) fn lane(&self, alone: u64) -> Lane<K> {
+        match &self.key {
+            Some(key) => Lane::Key(key.clone()),
+            None => Lane::Alone(alone),
         }
     }
-}
 
-impl<K> Place<K>
-where
-    K: Hash + Eq + Clone + Send + Sync + 'static,
-{
     /// Takes the task out if it still waits.
-    pub(crate) fn cancel(&self, why: Why) -> bool {
-        let job = self.shell.cancel(&self.lane, self.seq);
+    pub(crate) fn cancel_at(&self, place: Place, why: Why) -> bool {
+        let job = self.shell.cancel(&self.lane(place.alone), place.seq);
         let end = |job| self.shell.work.end(job, Ending::Cancelled(why));
         job.map(end).is_some()
     }
@@ -66,6 +58,13 @@ where
     K: Hash + Eq + Clone + Send + Sync + 'static,
     T: Send + 'static,
 {
+    pub(crate) fn placed(cell: Arc<Cell<K, T>>, alone: u64, seq: u64) -> Self {
+        Self {
+            cell,
+            place: Some(Place { seq, alone }),
+        }
+    }
+
     /// The key it was submitted under; `None` for a keyless task.
     pub fn key(&self) -> Option<&K> {
         self.cell.key.as_ref()
@@ -90,8 +89,7 @@ where
     /// Cancels the task only if it has not started.
     pub fn cancel_if_waiting(&self) -> bool {
         self.place
-            .as_ref()
-            .is_some_and(|place| place.cancel(Why::Asked))
+            .is_some_and(|place| self.cell.cancel_at(place, Why::Asked))
     }
 
     /// Waits at most this long. After that the result is `Cancelled(WaitedLongEnough)`, and the
@@ -158,8 +156,8 @@ where
     /// # Panics
     /// When polled again after the result was taken.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.cell.poll_result(cx, |result| {
-            result.take().expect("polled after its result was taken")
+        self.cell.poll_result(cx, |status| {
+            status.take().expect("polled after its result was taken")
         })
     }
 }
@@ -221,7 +219,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.handle
             .cell
-            .poll_result(cx, |result| result.clone().expect("the result is there"))
+            .poll_result(cx, |status| status.clone().expect("the result is there"))
     }
 }
 

@@ -239,7 +239,8 @@ where
     pub fn set_limits(&self, limits: Limits) -> Result<(), BuildErrors> {
         BuildErrors::check(&limits)?;
         self.shell.work.set_limits(limits);
-        self.shell.set_limits(limits.for_lanes());
+        let latest = || self.shell.work.limits() == limits;
+        self.shell.set_limits(limits.for_lanes(), latest);
         Ok(())
     }
 

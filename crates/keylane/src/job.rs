@@ -8,12 +8,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use pin_project_lite::pin_project;
-use tokio::time::Instant;
 
+use crate::lanes::Time;
 use crate::listener::{Common, TaskInfo};
 use crate::result::{Kind, Reason, Status, TaskResult, Why};
-use crate::rt::{AbortHandle, Mutex, contain, lock};
+use crate::rt::{AbortHandle, Mutex, MutexGuard, contain, lock};
+use crate::shell::Shell;
 use crate::task::{Task, TaskError, Verdict};
+use crate::tasks::{Lane, Tasks};
 
 /// A task in a lane, whatever its type.
 pub(crate) trait Job: Send + 'static {
@@ -98,26 +100,37 @@ impl<Tk: Task> Job for Posted<Tk> {
     }
 }
 
-/// Where a task's result is left, and by which it is cancelled.
+/// Where a task's result is left, and by which it is cancelled. There is one for every task with
+/// a handle, so it is small: what few tasks have is apart.
 pub(crate) struct Cell<K, T> {
     pub(crate) key: Option<K>,
     pub(crate) id: Option<Arc<str>>,
-    submitted: Instant,
-    common: Arc<Common<K>>,
-    state: Mutex<CellState<K, T>>,
+    submitted: Time,
+    pub(crate) shell: TaskShell<K>,
+    state: Mutex<CellState<T>>,
 }
 
-struct CellState<K, T> {
-    started: Option<Instant>,
+pub(crate) type TaskShell<K> = Arc<Shell<Lane<K>, Tasks<K>>>;
+
+struct CellState<T> {
+    started: Option<Time>,
+    ended_at: Time,
     cancel: Option<Why>,
     /// Somebody ends it: nobody else may.
     ended: bool,
-    /// Its result could be seen; `None` after that means that it was taken.
+    /// Its result can be seen; no status after that means that it was taken.
     published: bool,
-    result: Option<TaskResult<K, T>>,
+    status: Option<Status<T>>,
     /// Polls the running task.
     driver: Option<Waker>,
-    /// Wait for the result.
+    /// Waits for the result.
+    waiter: Option<Waker>,
+    rare: Option<Box<Rare<T>>>,
+}
+
+/// What few tasks have.
+struct Rare<T> {
+    /// More who wait for the result.
     waiting: Vec<Waker>,
     /// Ends it when its deadline passes.
     deadline: Option<AbortHandle>,
@@ -125,19 +138,65 @@ struct CellState<K, T> {
     caller: Caller<T>,
 }
 
-impl<K, T> CellState<K, T> {
-    fn new() -> Self {
+impl<T> Default for Rare<T> {
+    fn default() -> Self {
         Self {
-            started: None,
-            cancel: None,
-            ended: false,
-            published: false,
-            result: None,
-            driver: None,
             waiting: Vec::new(),
             deadline: None,
             caller: Caller::No,
         }
+    }
+}
+
+impl<T> CellState<T> {
+    fn new() -> Self {
+        Self {
+            started: None,
+            ended_at: Time(0),
+            cancel: None,
+            ended: false,
+            published: false,
+            status: None,
+            driver: None,
+            waiter: None,
+            rare: None,
+        }
+    }
+
+    fn rare(&mut self) -> &mut Rare<T> {
+        self.rare.get_or_insert_default()
+    }
+
+    fn caller(&self) -> &Caller<T> {
+        self.rare.as_ref().map_or(&Caller::No, |rare| &rare.caller)
+    }
+
+    /// Puts another in the caller's place.
+    fn set_caller(&mut self, caller: Caller<T>) -> Caller<T> {
+        match (&mut self.rare, caller) {
+            (None, Caller::No) => Caller::No,
+            (_, caller) => std::mem::replace(&mut self.rare().caller, caller),
+        }
+    }
+
+    /// Whoever has this waker waits for the result.
+    fn wait(&mut self, waker: &Waker) {
+        match &self.waiter {
+            None => self.waiter = Some(waker.clone()),
+            Some(first) if first.will_wake(waker) => {}
+            Some(_) => {
+                let more = &mut self.rare().waiting;
+                if !more.iter().any(|other| other.will_wake(waker)) {
+                    more.push(waker.clone());
+                }
+            }
+        }
+    }
+
+    fn take_waiting(&mut self) -> impl Iterator<Item = Waker> + use<T> {
+        let more = self.rare.as_mut().map(|rare| &mut rare.waiting);
+        let more = more.map(std::mem::take).unwrap_or_default();
+        self.waiter.take().into_iter().chain(more)
     }
 }
 
@@ -155,12 +214,12 @@ enum Caller<T> {
 }
 
 impl<K: Clone + 'static, T> Cell<K, T> {
-    pub(crate) fn new(key: Option<K>, id: Option<Arc<str>>, common: Arc<Common<K>>) -> Arc<Self> {
+    pub(crate) fn new(key: Option<K>, id: Option<Arc<str>>, shell: TaskShell<K>) -> Arc<Self> {
         let cell = Self {
             key,
             id,
-            submitted: Instant::now(),
-            common,
+            submitted: shell.now(),
+            shell,
             state: Mutex::new(CellState::new()),
         };
         cell.tell(|listener, task| listener.submitted(task));
@@ -173,13 +232,17 @@ impl<K: Clone + 'static, T> Cell<K, T> {
             key: self.key.clone(),
             id: self.id.clone(),
             submitted: self.submitted,
-            common: self.common.clone(),
+            shell: self.shell.clone(),
             state: Mutex::new(CellState::new()),
         })
     }
 
+    fn common(&self) -> &Common<K> {
+        &self.shell.work.common
+    }
+
     fn tell(&self, event: impl FnOnce(&dyn crate::listener::Listener<K>, &TaskInfo<K>)) {
-        self.common.tell(|listener| {
+        self.common().tell(|listener| {
             let info = TaskInfo {
                 key: self.key.clone(),
                 id: self.id.clone(),
@@ -194,7 +257,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
             let mut state = lock(&self.state);
             let first = state.started.is_none();
             if first {
-                state.started = Some(Instant::now());
+                state.started = Some(self.shell.now());
             }
             if !state
                 .driver
@@ -205,58 +268,76 @@ impl<K: Clone + 'static, T> Cell<K, T> {
             }
             (first, state.cancel)
         };
-        if first {
-            let waited = self.submitted.elapsed();
+        if first && self.common().listener.is_some() {
+            let waited = self.shell.now().since(self.submitted);
             self.tell(|listener, task| listener.started(task, waited));
         }
         cancel
     }
 
-    /// The result is there: tells whoever wants to know, once.
+    /// The task has this result, to be seen once its permits are free.
+    fn set_status(&self, status: Status<T>) {
+        lock(&self.state).status = Some(status);
+    }
+
+    /// The permits are free: the result can be seen.
+    fn publish(&self) {
+        let state = lock(&self.state);
+        if state.status.is_some() && !state.ended {
+            self.finish(state);
+        }
+    }
+
+    /// The result is this, and can be seen.
     pub(crate) fn complete(&self, status: Status<T>) {
-        let now = Instant::now();
         let mut state = lock(&self.state);
-        if std::mem::replace(&mut state.ended, true) {
-            return;
+        if !state.ended {
+            state.status = Some(status);
+            self.finish(state);
         }
-        let result = self.result(status, state.started, now);
-        let ran = result.ran;
-        self.common.count(match result.status.refusal() {
+    }
+
+    /// Tells whoever wants to know of the result, once.
+    fn finish<'a>(&'a self, mut state: MutexGuard<'a, CellState<T>>) {
+        state.ended = true;
+        state.ended_at = self.shell.now();
+        let status = state.status.as_ref().expect("whoever ends it says how");
+        self.common().count(match status.refusal() {
             Some(_) => Kind::Rejected,
-            None => result.status.kind(),
+            None => status.kind(),
         });
-        if self.common.listener.is_some() {
+        if self.common().listener.is_some() {
+            let ran = state
+                .ended_at
+                .since(state.started.unwrap_or(state.ended_at));
+            let status = state.status.take().expect("it was there just now");
             drop(state);
-            self.tell_end(&result.status, ran);
+            self.tell_end(&status, ran);
             state = lock(&self.state);
+            state.status = Some(status);
         }
-        state.result = Some(result);
         state.published = true;
         state.driver = None;
-        let deadline = state.deadline.take();
-        let waiting = std::mem::take(&mut state.waiting);
+        let deadline = state.rare.as_mut().and_then(|rare| rare.deadline.take());
+        let waiting = state.take_waiting();
         drop(state);
         if let Some(deadline) = deadline {
             deadline.abort();
         }
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.for_each(Waker::wake);
     }
 
-    fn result(
-        &self,
-        status: Status<T>,
-        started: Option<Instant>,
-        ended: Instant,
-    ) -> TaskResult<K, T> {
+    fn result(&self, status: Status<T>, started: Option<Time>, ended: Time) -> TaskResult<K, T> {
         let begun = started.unwrap_or(ended);
+        let instant = |time| self.shell.instant_of(time).into_std();
         TaskResult {
             key: self.key.clone(),
             id: self.id.clone(),
             status,
-            started: started.map(Instant::into_std),
-            ended: ended.into_std(),
-            waited: begun.saturating_duration_since(self.submitted),
-            ran: ended.saturating_duration_since(begun),
+            started: started.map(instant),
+            ended: instant(ended),
+            waited: begun.since(self.submitted),
+            ran: ended.since(begun),
         }
     }
 
@@ -271,11 +352,8 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     /// A result for somebody who does not want to wait longer.
     pub(crate) fn waited_long_enough(&self) -> TaskResult<K, T> {
         let started = lock(&self.state).started;
-        self.result(
-            Status::Cancelled(Why::WaitedLongEnough),
-            started,
-            Instant::now(),
-        )
+        let status = Status::Cancelled(Why::WaitedLongEnough);
+        self.result(status, started, self.shell.now())
     }
 
     /// The task goes back to its submitter: there will be no result.
@@ -308,34 +386,35 @@ impl<K: Clone + 'static, T> Cell<K, T> {
             drop(state);
             timer.abort();
         } else {
-            state.deadline = Some(timer);
+            state.rare().deadline = Some(timer);
         }
     }
 
     pub(crate) fn set_caller(&self, run: CallerRun<T>) {
-        lock(&self.state).caller = Caller::Waits(run);
+        lock(&self.state).rare().caller = Caller::Waits(run);
     }
 
     /// Whether the task needs its handle to run.
     pub(crate) fn needs_caller(&self) -> bool {
         let state = lock(&self.state);
-        !state.ended && !matches!(state.caller, Caller::No | Caller::Ran(_))
+        !state.ended && !matches!(state.caller(), Caller::No | Caller::Ran(_))
     }
 
     /// Waits for the result; runs the task meanwhile if that is the caller's part.
     pub(crate) fn poll_result(
         &self,
         cx: &mut Context<'_>,
-        keep: Keep<K, T>,
+        keep: Keep<T>,
     ) -> Poll<TaskResult<K, T>> {
         {
             let mut state = lock(&self.state);
             if state.published {
-                return Poll::Ready(keep(&mut state.result));
+                let status = keep(&mut state.status);
+                let (started, ended) = (state.started, state.ended_at);
+                drop(state);
+                return Poll::Ready(self.result(status, started, ended));
             }
-            if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {
-                state.waiting.push(cx.waker().clone());
-            }
+            state.wait(cx.waker());
         }
         // Only now: a turn that comes a moment later finds somebody to wake.
         self.poll_as_caller(cx);
@@ -345,27 +424,27 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     fn poll_as_caller(&self, cx: &mut Context<'_>) {
         let mut run = {
             let mut state = lock(&self.state);
-            if state.cancel.is_some() || !matches!(state.caller, Caller::Turn(_)) {
+            if state.cancel.is_some() || !matches!(state.caller(), Caller::Turn(_)) {
                 return;
             }
-            let Caller::Turn(run) = std::mem::replace(&mut state.caller, Caller::Polled) else {
+            let Caller::Turn(run) = state.set_caller(Caller::Polled) else {
                 unreachable!("it was the caller's turn just now");
             };
             run
         };
         let polled = contain(|| run.as_mut().poll(cx));
         let mut state = lock(&self.state);
-        if !matches!(state.caller, Caller::Polled) {
+        if !matches!(state.caller(), Caller::Polled) {
             // It was cut off meanwhile. Nobody is left to hear of a panic.
             drop(state);
             let _ = Ran::dropping(|| drop(run));
             return;
         }
-        state.caller = match polled {
+        state.set_caller(match polled {
             Ok(Poll::Pending) => Caller::Turn(run),
             Ok(Poll::Ready(verdict)) => Caller::Ran(Ok(verdict)),
             Err(message) => Caller::Ran(Err(message)),
-        };
+        });
         let driver = state.driver.take();
         drop(state);
         // It looks whether the task has ended, or is to stop now that nobody polls it.
@@ -376,33 +455,33 @@ impl<K: Clone + 'static, T> Cell<K, T> {
 
     /// Whether the caller polls the task at this moment; it wakes the driver afterwards.
     fn is_polled(&self) -> bool {
-        matches!(lock(&self.state).caller, Caller::Polled)
+        matches!(lock(&self.state).caller(), Caller::Polled)
     }
 
     /// The caller's turn has come: answers the verdict once it is there.
     fn poll_caller(&self) -> Poll<Result<Verdict<T>, String>> {
         let mut state = lock(&self.state);
-        match std::mem::replace(&mut state.caller, Caller::No) {
+        match state.set_caller(Caller::No) {
             Caller::Ran(verdict) => return Poll::Ready(verdict),
             Caller::Waits(run) => {
-                state.caller = Caller::Turn(run);
-                let waiting = std::mem::take(&mut state.waiting);
+                state.set_caller(Caller::Turn(run));
+                let waiting = state.take_waiting();
                 drop(state);
-                waiting.into_iter().for_each(Waker::wake);
+                waiting.for_each(Waker::wake);
             }
-            other => state.caller = other,
+            other => drop(state.set_caller(other)),
         }
         Poll::Pending
     }
 
     fn drop_caller(&self) -> Ran {
-        let run = std::mem::replace(&mut lock(&self.state).caller, Caller::No);
+        let run = lock(&self.state).set_caller(Caller::No);
         Ran::dropping(|| drop(run))
     }
 }
 
 /// Takes or clones a result that is there.
-pub(crate) type Keep<K, T> = fn(&mut Option<TaskResult<K, T>>) -> TaskResult<K, T>;
+pub(crate) type Keep<T> = fn(&mut Option<Status<T>>) -> Status<T>;
 
 pin_project! {
     /// A task whose result somebody waits for.
@@ -415,7 +494,6 @@ pin_project! {
         #[pin]
         pub(crate) task: Option<Tk>,
         pub(crate) cell: Arc<Cell<K, Tk::Output>>,
-        status: Option<Status<Tk::Output>>,
     }
 
     impl<K, Tk> PinnedDrop for Tracked<K, Tk>
@@ -436,7 +514,6 @@ impl<K: Clone + 'static, Tk: Task> Tracked<K, Tk> {
         Self {
             task: Some(task),
             cell,
-            status: None,
         }
     }
 }
@@ -457,21 +534,18 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
             Err(message) => (panicked(&message), Ran::Panicked(message)),
         };
         let mut this = self.project();
-        *this.status = Some(status);
+        this.cell.set_status(status);
         Poll::Ready(ran.and(Ran::dropping(|| this.task.set(None))))
     }
 
     fn stop(self: Pin<&mut Self>, why: Why) -> Ran {
         let mut this = self.project();
-        *this.status = Some(Status::Cancelled(why));
+        this.cell.set_status(Status::Cancelled(why));
         Ran::dropping(|| this.task.set(None))
     }
 
-    fn publish(mut self: Pin<Box<Self>>) {
-        let this = self.as_mut().project();
-        if let Some(status) = this.status.take() {
-            this.cell.complete(status);
-        }
+    fn publish(self: Pin<Box<Self>>) {
+        self.cell.publish();
     }
 
     fn end(mut self: Box<Self>, ending: Ending) -> Ran {
@@ -492,12 +566,11 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
 /// A task that its handle runs when its turn comes: it holds the permits meanwhile.
 pub(crate) struct Called<K: Clone + 'static, T> {
     pub(crate) cell: Arc<Cell<K, T>>,
-    status: Option<Status<T>>,
 }
 
 impl<K: Clone + 'static, T> Called<K, T> {
     pub(crate) fn new(cell: Arc<Cell<K, T>>) -> Self {
-        Self { cell, status: None }
+        Self { cell }
     }
 }
 
@@ -516,7 +589,7 @@ where
     K: Clone + Send + Sync + 'static,
     T: Send + 'static,
 {
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
         if let Some(why) = self.cell.before_poll(cx) {
             if self.cell.is_polled() {
                 return Poll::Pending;
@@ -530,19 +603,17 @@ where
             Ok(verdict) => (status_of(verdict), Ran::Well),
             Err(message) => (panicked(&message), Ran::Panicked(message)),
         };
-        self.status = Some(status);
+        self.cell.set_status(status);
         Poll::Ready(ran)
     }
 
-    fn stop(mut self: Pin<&mut Self>, why: Why) -> Ran {
-        self.status = Some(Status::Cancelled(why));
+    fn stop(self: Pin<&mut Self>, why: Why) -> Ran {
+        self.cell.set_status(Status::Cancelled(why));
         self.cell.drop_caller()
     }
 
-    fn publish(mut self: Pin<Box<Self>>) {
-        if let Some(status) = self.status.take() {
-            self.cell.complete(status);
-        }
+    fn publish(self: Pin<Box<Self>>) {
+        self.cell.publish();
     }
 
     fn end(self: Box<Self>, ending: Ending) -> Ran {

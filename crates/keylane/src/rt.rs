@@ -10,7 +10,7 @@ mod imp {
 
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize};
     pub(crate) use std::sync::{Mutex, MutexGuard};
-    pub(crate) use tokio::task::AbortHandle;
+    pub(crate) use tokio::task::{AbortHandle, yield_now};
     pub(crate) use tokio::time::timeout;
 
     /// Where tasks are spawned.
@@ -39,7 +39,7 @@ mod imp {
     use std::task::Poll;
     use std::time::Duration;
 
-    pub(crate) use shuttle::future::AbortHandle;
+    pub(crate) use shuttle::future::{AbortHandle, yield_now};
     pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize};
     pub(crate) use shuttle::sync::{Mutex, MutexGuard};
 
@@ -81,6 +81,19 @@ mod imp {
 }
 
 pub(crate) use imp::*;
+
+/// Lets other tasks run, and other workers find this one.
+pub(crate) async fn move_over() {
+    let mut moved = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut moved, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
 
 /// Locks; a panic elsewhere while the lock was held changes nothing for us, since no user code
 /// runs under our locks.

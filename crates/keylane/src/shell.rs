@@ -25,6 +25,10 @@ use crate::rt::{AbortHandle, AtomicBool, AtomicUsize, Mutex, MutexGuard, Spawner
 const BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 64 };
 /// How long a batch should keep its runner busy, in nanoseconds.
 const BATCH_NANOS: u32 = 50_000;
+/// How long a poll takes, in nanoseconds, where a second runner pays.
+const HELP_NANOS: u32 = 1_000;
+/// How long a runner goes on before it lets others run.
+const TURN: std::time::Duration = std::time::Duration::from_micros(500);
 
 /// What is to be done with what a flush took, and what of it stays in its place.
 pub(crate) type Flushing<J> = Pin<Box<dyn Future<Output = Vec<(u64, J)>> + Send>>;
@@ -113,6 +117,8 @@ struct Inbox<K, J> {
 
 struct State<K, J> {
     lanes: Lanes<K, J>,
+    /// Empty, kept for its memory: the inbox's other half.
+    taken: Vec<(K, J)>,
     /// How to stop what runs, by slot.
     aborts: Vec<Option<(u64, Abort)>>,
     /// Waiting for a key, or for everything, to be idle.
@@ -176,6 +182,23 @@ pub(crate) struct Shell<K, W: Types> {
     me: Weak<Self>,
 }
 
+impl<K, W: Types> Shell<K, W> {
+    pub(crate) fn now(&self) -> Time {
+        self.time_of(Instant::now())
+    }
+
+    fn time_of(&self, instant: Instant) -> Time {
+        let since = instant.saturating_duration_since(self.epoch);
+        Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    pub(crate) fn instant_of(&self, time: Time) -> Instant {
+        // Further away than any timer: a hold of years must not overflow the clock.
+        let most = 10 * 365 * 86_400 * 1_000_000_000;
+        self.epoch + std::time::Duration::from_nanos(time.0.min(most))
+    }
+}
+
 /// Why a submit was not taken; the job comes back.
 pub(crate) enum NotTaken<J> {
     Closed(J),
@@ -210,6 +233,7 @@ where
             }),
             state: Mutex::new(State {
                 lanes: Lanes::new(limits),
+                taken: Vec::new(),
                 aborts: Vec::new(),
                 idle_of: HashMap::new(),
                 idle_all: Vec::new(),
@@ -422,13 +446,18 @@ where
         });
     }
 
-    /// Puts limits in force; what is said about single keys is asked for anew.
-    pub(crate) fn set_limits(&self, limits: Limits) {
+    /// Puts limits in force, if they are still the latest; what is said about single keys is asked
+    /// for anew.
+    pub(crate) fn set_limits(&self, limits: Limits, latest: impl Fn() -> bool) {
         let mut specs = HashMap::new();
         loop {
             // User code decides about keys: it is asked outside the lock, so lanes may come
             // meanwhile, which are then asked for too.
             let unasked = self.with(|state, inbox| {
+                if !latest() {
+                    // Whoever came later puts theirs in force.
+                    return Vec::new();
+                }
                 let unasked = self.unasked(state, &specs);
                 if unasked.is_empty() {
                     inbox.direct = must_be_direct(&limits) || self.work.has_specs();
@@ -487,7 +516,8 @@ where
     ) -> R {
         let answer = {
             let mut inbox = lock(&self.inbox);
-            state.take_in(&mut inbox);
+            state.take_from(&mut inbox);
+            state.push_taken();
             change(&mut state, &mut inbox)
         };
         let out = self.finish(&mut state);
@@ -602,21 +632,6 @@ where
         }
     }
 
-    fn now(&self) -> Time {
-        self.time_of(Instant::now())
-    }
-
-    fn time_of(&self, instant: Instant) -> Time {
-        let since = instant.saturating_duration_since(self.epoch);
-        Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    pub(crate) fn instant_of(&self, time: Time) -> Instant {
-        // Further away than any timer: a hold of years must not overflow the clock.
-        let most = 10 * 365 * 86_400 * 1_000_000_000;
-        self.epoch + std::time::Duration::from_nanos(time.0.min(most))
-    }
-
     /// What may start, and until when.
     fn hold_of(&self, until: &Until) -> Hold {
         match until {
@@ -686,41 +701,44 @@ where
 
     /// Takes starts until there are none.
     async fn run(mut self) {
-        let mut since_yield = 0;
+        let mut began = std::time::Instant::now();
         while !self.retired {
-            self.turn();
+            let helped = self.turn();
             if self.batch.is_empty() {
                 self.retired = self.shell.retire();
                 continue;
             }
-            since_yield += self.batch.len();
-            self.poll_batch();
-            if since_yield >= BATCH {
-                since_yield = 0;
-                yield_once().await;
+            let now = self.poll_batch();
+            if helped {
+                // One of the two is found by an idle worker.
+                crate::rt::move_over().await;
+            } else if now.duration_since(began) >= TURN || cfg!(keylane_shuttle) {
+                crate::rt::yield_now().await;
+            } else {
+                continue;
             }
+            began = std::time::Instant::now();
         }
     }
 
     /// One lock: report what ended, take in what was submitted, take the next batch.
-    fn turn(&mut self) {
+    fn turn(&mut self) -> bool {
         let shell = self.shell.clone();
         let mut state = lock(&shell.state);
-        state.take_in(&mut lock(&shell.inbox));
+        state.take_in(&shell.inbox);
         let ends = shell.report(&mut state, &mut self.ended, &mut self.spawned);
         let full = shell.fill(&mut state, &mut self.batch);
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
         drop(state);
         shell.publish(ends);
-        if more {
-            shell.another_runner();
-        }
+        let helped = more && shell.another_runner();
         shell.deliver(out);
+        helped
     }
 
     /// Starts a batch: polls each run once; what is not ready becomes a task of its own.
-    fn poll_batch(&mut self) {
+    fn poll_batch(&mut self) -> std::time::Instant {
         let shell = &self.shell;
         let count = self.batch.len();
         let before = std::time::Instant::now();
@@ -743,7 +761,9 @@ where
                 }
             }
         }
-        shell.note_polls(count, before.elapsed());
+        let now = std::time::Instant::now();
+        shell.note_polls(count, now.duration_since(before));
+        now
     }
 }
 
@@ -884,15 +904,22 @@ where
     }
 
     /// More could start than this runner took: another worker may take that.
-    fn another_runner(&self) {
+    fn another_runner(&self) -> bool {
         let mut inbox = lock(&self.inbox);
-        if inbox.runners < self.workers {
-            inbox.runners += 1;
-            drop(inbox);
-            self.start_runner();
-        } else {
+        if inbox.runners >= self.workers || !self.worth_help() {
             inbox.again = true;
+            return false;
         }
+        inbox.runners += 1;
+        drop(inbox);
+        self.start_runner();
+        true
+    }
+
+    /// Whether polling takes longer than what two runners would take from each other: the lock,
+    /// and everything they touch on its way from core to core.
+    fn worth_help(&self) -> bool {
+        cfg!(keylane_shuttle) || self.poll_nanos.load(Ordering::Relaxed) >= HELP_NANOS
     }
 
     /// The runner found nothing to start: it ends, unless something changed since it looked.
@@ -976,7 +1003,7 @@ where
     /// Reports one end and leaves the rest to the runners.
     fn end_one(&self, ended: EndedRun<W>) {
         let mut state = lock(&self.state);
-        state.take_in(&mut lock(&self.inbox));
+        state.take_in(&self.inbox);
         let ends = self.report(&mut state, &mut vec![ended], &mut Vec::new());
         let out = self.finish(&mut state);
         drop(state);
@@ -1039,16 +1066,27 @@ where
 }
 
 impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
-    fn take_in(&mut self, inbox: &mut Inbox<K, J>) {
-        for (key, job) in inbox.queue.drain(..) {
+    /// What was submitted goes into the lanes. The inbox is free again as soon as its queue is
+    /// taken: everybody who wants at the lanes comes here first, with this state locked.
+    fn take_in(&mut self, inbox: &Mutex<Inbox<K, J>>) {
+        self.take_from(&mut lock(inbox));
+        self.push_taken();
+    }
+
+    fn take_from(&mut self, inbox: &mut Inbox<K, J>) {
+        std::mem::swap(&mut self.taken, &mut inbox.queue);
+    }
+
+    fn push_taken(&mut self) {
+        for (key, job) in self.taken.drain(..) {
             let pushed = self.lanes.push(key, job, |_| Spec::default());
             debug_assert!(
                 pushed.is_ok(),
                 "what can be refused goes straight to the lanes"
             );
         }
-        if inbox.queue.capacity() > 4 * BATCH * BATCH {
-            inbox.queue = Vec::new();
+        if self.taken.capacity() > 4 * BATCH * BATCH {
+            self.taken = Vec::new();
         }
     }
 
@@ -1151,17 +1189,4 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
 
 fn must_be_direct(limits: &Limits) -> bool {
     limits.queue != usize::MAX || limits.lane.queue != usize::MAX
-}
-
-/// Lets other tasks of this worker run.
-async fn yield_once() {
-    let mut yielded = false;
-    std::future::poll_fn(|cx| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }

@@ -21,6 +21,26 @@ const ROUTE: &str = "crates/keylane-router/src/route.rs";
 const ROUTER: &str = "crates/keylane-router/src/router.rs";
 const VERBS: &str = "crates/keylane-router/src/verbs.rs";
 
+const SHELF: &str = "crates/keylane-router/src/embedded/shelf.rs";
+const EMBEDDED_SOURCE: &str = "crates/keylane-router/src/embedded/source.rs";
+const EMBEDDED_WRITER: &str = "crates/keylane-router/src/embedded/writer.rs";
+
+/// The embedded queue's tests on real files, its state machine among them.
+const EMBEDDED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "embedded::",
+    env: &[],
+};
+
+/// The embedded queue's plain data.
+const EMBEDDED_SHELF: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "embedded::shelf",
+    env: &[],
+};
+
 /// The router's tests over real HTTP and a real file.
 const ROUTED: TestRun = TestRun {
     package: "keylane-router",
@@ -92,32 +112,32 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "newest-first",
         invariant: "L1",
         file: ITEMS,
-        find: "        self.queue.push_back(item);",
-        replace: "        self.queue.push_front(item);",
+        find: "            self.rest.push_back(item);",
+        replace: "            self.rest.push_front(item);",
         test: HISTORIES,
     },
     Mutation {
         name: "put-back-to-the-front",
         invariant: "L2",
         file: ITEMS,
-        find: "            self.queue.insert(at, item);",
-        replace: "            self.queue.push_front(item);",
+        find: "        self.rest.insert(at, item);",
+        replace: "        self.rest.push_front(item);",
         test: HISTORIES,
     },
     Mutation {
         name: "put-back-to-the-end",
         invariant: "L2",
         file: ITEMS,
-        find: "        let at = self.queue.partition_point(|other| other.seq < item.seq);",
-        replace: "        let at = self.queue.len();",
+        find: "        let at = self.rest.partition_point(|other| other.seq < item.seq);",
+        replace: "        let at = self.rest.len();",
         test: HISTORIES,
     },
     Mutation {
         name: "hold-releases-the-lane",
         invariant: "L2",
         file: LANES,
-        find: "                .is_some_and(|item| item.hold != Hold::Free)",
-        replace: "                .is_some_and(|item| item.hold == Hold::UntilReleased)",
+        find: "            || self.front_hold() != Hold::Free",
+        replace: "            || self.front_hold() == Hold::UntilReleased",
         test: HISTORIES,
     },
     Mutation {
@@ -148,8 +168,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "put-back-is-not-counted",
         invariant: "L4",
         file: LANES,
-        find: "        self.waiting += 1;\n        self.lanes[index].items.insert(item);",
-        replace: "        self.lanes[index].items.insert(item);",
+        find: "        self.waiting += 1;\n        self.lanes[index].items.insert(seq, job);",
+        replace: "        self.lanes[index].items.insert(seq, job);",
         test: HISTORIES,
     },
     Mutation {
@@ -196,8 +216,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "served-lane-stays-in-front",
         invariant: "L7",
         file: LANES,
-        find: "lane.turn_used >= turn {",
-        replace: "lane.turn_used > turn {",
+        find: "lane.turn_used >= self.limits.turn.max(1)",
+        replace: "lane.turn_used > self.limits.turn.max(1)",
         test: HISTORIES,
     },
     Mutation {
@@ -265,11 +285,27 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: HISTORIES,
     },
     Mutation {
-        name: "release-misses-the-gated",
+        name: "release-misses-those-behind",
         invariant: "L9",
         file: LANES,
-        find: "extra.held_to.max(front.max(ticket.seq) + 1)",
-        replace: "extra.held_to.max(front.min(ticket.seq) + 1)",
+        find: "            extra.holds.clear();\n        }\n        self.refresh_all(index);\n        true",
+        replace: "            if let Some(front) = lane.items.front_seq() {\n                extra.holds.set(front, Hold::Free);\n            }\n        }\n        self.refresh_all(index);\n        true",
+        test: HISTORIES,
+    },
+    Mutation {
+        name: "hold-outlives-its-item",
+        invariant: "L9",
+        file: LANES,
+        find: "        lane.set_hold(item.seq, Hold::Free);\n",
+        replace: "",
+        test: HISTORIES,
+    },
+    Mutation {
+        name: "nothing-special-about-a-flushed-lane",
+        invariant: "L10",
+        file: LANES,
+        find: "self.extra.is_none() && self.flush == Flush::No && !self.paused",
+        replace: "self.extra.is_none() && !self.paused",
         test: HISTORIES,
     },
     Mutation {
@@ -292,8 +328,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "cancelled-still-counts",
         invariant: "L11",
         file: ITEMS,
-        find: "        self.queue.len() - self.marks as usize",
-        replace: "        self.queue.len()",
+        find: " + self.rest.len() - self.marks as usize",
+        replace: " + self.rest.len()",
         test: HISTORIES,
     },
     Mutation {
@@ -441,11 +477,19 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "running-ones-need-no-room",
+        invariant: "R9",
+        file: POOL,
+        find: "state.map_or(0, |lane| lane.running + lane.waiting)",
+        replace: "state.map_or(0, |lane| lane.waiting)",
+        test: ROUTED,
+    },
+    Mutation {
         name: "stop-starts-what-waits",
         invariant: "R10",
-        file: SHELL,
-        find: "            state.lanes.flush_all();\n",
-        replace: "",
+        file: ROUTER,
+        find: "            drains.spawn(async move { pool.drain(deadline).await });\n",
+        replace: "            drains.spawn(async move { tokio::time::timeout(deadline, pool.all_idle()).await.is_ok() });\n",
         test: ROUTED,
     },
     Mutation {
@@ -492,7 +536,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "result-before-its-permit-is-free",
         invariant: "L5",
         file: JOB,
-        find: "        *this.status = Some(status);\n        Poll::Ready(ran.and",
+        find: "        this.cell.set_status(status);\n        Poll::Ready(ran.and",
         replace: "        this.cell.complete(status);\n        Poll::Ready(ran.and",
         test: SHUTTLE,
     },
@@ -564,8 +608,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "callers-turn-comes-unseen",
         invariant: "L6",
         file: JOB,
-        find: "        {\n            let mut state = lock(&self.state);\n            if state.published {\n                return Poll::Ready(keep(&mut state.result));\n            }\n            if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {\n                state.waiting.push(cx.waker().clone());\n            }\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
-        replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            if state.published {\n                return Poll::Ready(keep(&mut state.result));\n            }\n            if !state.waiting.iter().any(|old| old.will_wake(cx.waker())) {\n                state.waiting.push(cx.waker().clone());\n            }\n        }\n        Poll::Pending",
+        find: "        {\n            let mut state = lock(&self.state);\n            if state.published {\n                let status = keep(&mut state.status);\n                let (started, ended) = (state.started, state.ended_at);\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
+        replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            if state.published {\n                let status = keep(&mut state.status);\n                let (started, ended) = (state.started, state.ended_at);\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        Poll::Pending",
         test: SHUTTLE,
     },
     Mutation {
@@ -703,5 +747,45 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        return Some(Duration::from_secs(seconds).min(LONGEST));\n",
         replace: "        return Some(Duration::from_secs(seconds));\n",
         test: FUZZ,
+    },
+    Mutation {
+        name: "key-not-locked",
+        invariant: "R1",
+        file: SHELF,
+        find: "        let locked = lane.out > 0 && !lane.parallel;\n",
+        replace: "        let locked = false;\n",
+        test: EMBEDDED,
+    },
+    Mutation {
+        name: "run-over-another-lane",
+        invariant: "R1",
+        file: SHELF,
+        find: "            Some(run) if run.last == before && run.due.is_none() => {\n",
+        replace: "            Some(run) if run.due.is_none() => {\n",
+        test: EMBEDDED_SHELF,
+    },
+    Mutation {
+        name: "acked-but-not-deleted",
+        invariant: "R2",
+        file: EMBEDDED_SOURCE,
+        find: "        self.deleted = delete_rows(tx, &self.queue, &self.seqs)?;\n",
+        replace: "        self.deleted = delete_rows(tx, &self.queue, &[])?;\n",
+        test: EMBEDDED,
+    },
+    Mutation {
+        name: "sequence-begins-anew",
+        invariant: "R2",
+        file: EMBEDDED_WRITER,
+        find: "UPDATE meta SET value = ? WHERE name = 'next_seq'",
+        replace: "UPDATE meta SET value = ? WHERE name = 'nobody'",
+        test: EMBEDDED,
+    },
+    Mutation {
+        name: "unused-to-the-wrong-place",
+        invariant: "R5",
+        file: SHELF,
+        find: "        if !lane.parallel && !lane.returned.is_empty() {\n",
+        replace: "        if false {\n",
+        test: EMBEDDED,
     },
 ];

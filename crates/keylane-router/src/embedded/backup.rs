@@ -1,9 +1,9 @@
 //! A live copy of the file, while publishers and readers go on.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::{Db, schema};
+use super::{Db, private, schema};
 
 /// No copy was made.
 #[derive(Debug, thiserror::Error)]
@@ -53,11 +53,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), BackupError> {
 
 /// Messages carry tokens: nobody else may read the copy, wherever it is put.
 fn make_private(partial: &Path) -> Result<(), BackupError> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let made = options.open(partial);
+    let made = private().write(true).create_new(true).open(partial);
     made.map(drop).map_err(|error| failed(partial, error))
 }
 

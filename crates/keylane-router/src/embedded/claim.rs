@@ -76,9 +76,32 @@ impl Reader {
         }
         let claimed = self.try_claim(queue, room, clock);
         if claimed.is_err() {
+            if !self.connection.is_autocommit() {
+                self.run("ROLLBACK")?;
+            }
             self.start_over(queue, keyless, clock.now())?;
         }
         claimed
+    }
+
+    /// All reads from now on see the file as it is now, at the price of one.
+    fn begin(&self) -> Result<(), rusqlite::Error> {
+        match self.connection.is_autocommit() {
+            true => self.run("BEGIN"),
+            false => Ok(()),
+        }
+    }
+
+    fn end(&self) -> Result<(), rusqlite::Error> {
+        match self.connection.is_autocommit() {
+            true => Ok(()),
+            false => self.run("COMMIT"),
+        }
+    }
+
+    fn run(&self, statement: &str) -> Result<(), rusqlite::Error> {
+        let mut statement = self.connection.prepare_cached(statement)?;
+        statement.execute([]).map(drop)
     }
 
     fn start_over(
@@ -100,22 +123,39 @@ impl Reader {
     ) -> Result<Claimed, rusqlite::Error> {
         let mut claimed = Claimed::default();
         let mut scanned = 0;
+        // The newest row that what we see is known to have.
+        let mut seen = 0;
         loop {
             let now = clock.now();
             let step = queue.shelf().step(room.messages.max(1), scanned, now);
             match step {
                 Step::Scan { after, newest } => {
+                    if seen < newest {
+                        self.end()?;
+                        seen = newest;
+                    }
+                    self.begin()?;
                     scanned += self.scan(queue, after, newest, clock, &mut claimed.poisoned)?;
                 }
-                Step::Refill(lanes) => self.refill(queue, lanes, now)?,
+                Step::Refill(lanes) => {
+                    self.begin()?;
+                    self.refill(queue, lanes, now)?;
+                }
                 Step::Take(picks) => {
+                    self.begin()?;
                     let taken = fetch(&self.connection, &queue.sql, picks, room, &mut claimed)?;
+                    // Before anything is out: if the side index is not written, nothing was claimed.
+                    self.end()?;
+                    seen = 0;
                     claimed.claim = queue.shelf().claimed(taken, now);
                     if !claimed.messages.is_empty() {
                         return Ok(claimed);
                     }
                 }
-                Step::Wait => return Ok(claimed),
+                Step::Wait => {
+                    self.end()?;
+                    return Ok(claimed);
+                }
             }
         }
     }
@@ -145,28 +185,25 @@ impl Reader {
         Ok(read)
     }
 
-    fn put_aside(&mut self, runs: &[(LaneId, Run)]) -> Result<(), rusqlite::Error> {
+    fn put_aside(&self, runs: &[(LaneId, Run)]) -> Result<(), rusqlite::Error> {
         if runs.is_empty() {
             return Ok(());
         }
         let opened = self.epoch.opened.now;
-        let tx = self.connection.transaction()?;
-        {
-            let mut add = tx.prepare_cached(ADD_SIDE)?;
-            for (lane, run) in runs {
-                let due = run
-                    .due
-                    .map(|due| due.saturating_duration_since(opened).as_millis() as i64);
-                add.execute((
-                    lane,
-                    run.first as i64,
-                    run.last as i64,
-                    run.count as i64,
-                    due,
-                ))?;
-            }
+        let mut add = self.connection.prepare_cached(ADD_SIDE)?;
+        for (lane, run) in runs {
+            let due = run
+                .due
+                .map(|due| due.saturating_duration_since(opened).as_millis() as i64);
+            add.execute((
+                lane,
+                run.first as i64,
+                run.last as i64,
+                run.count as i64,
+                due,
+            ))?;
         }
-        tx.commit()
+        Ok(())
     }
 
     fn refill(

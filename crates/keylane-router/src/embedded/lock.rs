@@ -1,12 +1,12 @@
 //! The lock file: it says which process owns the data folder.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use tokio::sync::oneshot;
 
-use super::OpenError;
+use super::{OpenError, private};
 
 /// Owns the data folder while it lives; the system takes it back when the process dies.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl FolderLock {
 fn open(folder: &Path) -> Result<(PathBuf, File), OpenError> {
     let path = folder.join("keylane.lock");
     // Not truncated: the holder's pid stays readable for whoever is refused.
-    let file = OpenOptions::new()
+    let file = private()
         .read(true)
         .write(true)
         .create(true)

@@ -39,6 +39,8 @@ mod stores;
 mod writer;
 
 use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -262,6 +264,7 @@ impl Db {
             true => Durability::Normal,
             false => Durability::Full,
         };
+        make_file(&file)?;
         let connection = schema::open_writer(&file, durability)?;
         let moment = Moment::of(&*options.clock);
         let limits = match options.tiny_memory {
@@ -387,8 +390,12 @@ impl Db {
     /// that still holds the database gets [`StoreError::Closed`] from then on.
     pub async fn close(self) {
         *self.shared.reader.lock().expect("no panic while locked") = None;
-        let queues =
-            std::mem::take(&mut *self.shared.queues.lock().expect("no panic while locked"));
+        let queues = self
+            .shared
+            .queues
+            .lock()
+            .expect("no panic while locked")
+            .clone();
         for queue in queues.values() {
             // A claim under way keeps its own connection a little longer; that harms nothing.
             if let Ok(mut reader) = queue.reader.try_lock() {
@@ -414,6 +421,27 @@ fn make_folder(folder: &Path) -> Result<(), OpenError> {
         path: folder.into(),
         source,
     })
+}
+
+/// How files of ours are made: messages carry tokens, so nobody else may read them, whatever the
+/// folder allows. One that is there already keeps the rights its owner gave it.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
+}
+
+/// SQLite makes its other files with the rights of this one.
+fn make_file(file: &Path) -> Result<(), OpenError> {
+    match private().write(true).create_new(true).open(file) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(source) => Err(OpenError::Folder {
+            path: file.into(),
+            source,
+        }),
+    }
 }
 
 fn load_queues(

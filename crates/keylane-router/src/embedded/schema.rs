@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::OpenError;
@@ -167,7 +168,12 @@ pub(super) fn open_reader(file: &Path) -> Result<Connection, rusqlite::Error> {
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(Duration::from_secs(2))?;
     connection.pragma_update(None, "temp_store", "FILE")?;
+    // What a failed write leaves there is thrown away whole; a journal on disk would buy nothing.
+    connection.pragma_update(Some("temp"), "journal_mode", "MEMORY")?;
+    connection.pragma_update(Some("temp"), "cache_size", -8192)?;
     connection.set_prepared_statement_cache_capacity(32);
+    // Every statement has one plan; looking for a better one at each new value costs more than it.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(connection)
 }
 
@@ -194,6 +200,22 @@ pub(super) fn classify(error: &rusqlite::Error) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_reader_sets_aside_is_undone_in_memory() {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let file = folder.path().join("keylane.db");
+        open_writer(&file, Durability::Full).expect("makes the file");
+        let reader = open_reader(&file).expect("opens");
+        reader
+            .execute_batch("CREATE TEMP TABLE side (lane)")
+            .expect("a table of its own");
+        let mode = |schema| {
+            reader.pragma_query_value(Some(schema), "journal_mode", |row| row.get::<_, String>(0))
+        };
+        assert_eq!(mode("temp").as_deref(), Ok("memory"));
+        assert_eq!(mode("main").as_deref(), Ok("wal"));
+    }
 
     #[test]
     fn an_older_file_is_migrated_and_keeps_its_messages() {

@@ -16,7 +16,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::message::Key;
 use crate::plan::Keyless;
@@ -24,9 +24,11 @@ use crate::source::SettleError;
 
 /// With fewer lanes than this ready, the cursor looks further ahead for others.
 const LANES_AHEAD: usize = 8;
-/// With this many lanes whose next messages are known and only wait for what is out, there is no
-/// hurry to look for more.
+/// With this many lanes whose next messages are known and only wait for what is out, and hardly any
+/// others, there is no hurry to look for more.
 const LANES_BLOCKED: usize = 64;
+/// How long the cursor rests then before it reads the next chunk.
+const REST: Duration = Duration::from_millis(50);
 
 /// How much of a queue is kept in memory.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +50,7 @@ pub(super) struct Limits {
 impl Limits {
     pub(super) const USUAL: Self = Self {
         runs_always: 16,
-        runs_of_lane: 1024,
+        runs_of_lane: 1 << 14,
         runs_of_all: 1 << 18,
         rows_ahead: 4096,
         chunk: 1024,
@@ -244,6 +246,8 @@ pub(super) struct Shelf {
     cursor: u64,
     /// The newest row that was committed.
     newest: u64,
+    /// Where the cursor need not hurry, it rests until then.
+    resting: Option<Instant>,
     /// The row the cursor passed last, and its lane: the next one of that lane continues its run.
     tail: Option<(LaneId, u64)>,
     lanes: Vec<Option<Lane>>,
@@ -272,6 +276,7 @@ impl Shelf {
             keyless: Keyless::Serial,
             cursor: 0,
             newest,
+            resting: None,
             tail: None,
             lanes: Vec::new(),
             free: Vec::new(),
@@ -315,17 +320,14 @@ impl Shelf {
     /// Whether a claim would find something to do.
     pub(super) fn may_claim(&mut self, now: Instant) -> bool {
         self.tick(now);
-        !self.ready.is_empty() || !self.at_end()
+        !self.ready.is_empty() || (!self.at_end() && !self.rests(now))
     }
 
-    /// Whether there are rows the cursor has not passed.
-    pub(super) fn has_more(&self) -> bool {
-        !self.at_end()
-    }
-
-    /// When the next held lane is due.
+    /// When the next held lane is due, or the cursor's rest is over.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.dues.peek().map(|Reverse((due, _))| *due)
+        let due = self.dues.peek().map(|Reverse((due, _))| *due);
+        let rest = self.resting.filter(|_| !self.at_end());
+        [due, rest].into_iter().flatten().min()
     }
 
     /// Forgets what waits, so that the cursor reads it again; what is out stays out and keeps its
@@ -363,7 +365,8 @@ impl Shelf {
     /// What a claim has to do next; `scanned` is how many rows it has read so far.
     pub(super) fn step(&mut self, room: usize, scanned: usize, now: Instant) -> Step {
         self.tick(now);
-        if self.wants_scan(room, scanned) {
+        if self.wants_scan(room, scanned, now) {
+            self.resting = (!self.in_hurry()).then(|| now + REST);
             return Step::Scan {
                 after: self.cursor,
                 newest: self.newest,
@@ -397,13 +400,29 @@ impl Shelf {
     }
 
     /// Read on while what is ready does not fill the room, or is all of a few lanes. But only so far:
-    /// what is ready must not wait for a long way through one lane's backlog, and where many lanes
-    /// will be ready when what is out is settled, reading ahead of them gains nothing.
-    fn wants_scan(&self, room: usize, scanned: usize) -> bool {
+    /// what is ready must not wait for a long way through one lane's backlog.
+    fn wants_scan(&self, room: usize, scanned: usize, now: Instant) -> bool {
+        if self.at_end() {
+            return false;
+        }
+        if !self.in_hurry() {
+            return self.ready.is_empty() && !self.rests(now);
+        }
         let enough =
             self.ready_messages >= room as u64 && self.ready.len() >= LANES_AHEAD.min(room);
-        let urgent = self.ready.is_empty() && self.blocked < LANES_BLOCKED;
-        !self.at_end() && !enough && (urgent || scanned < self.limits.rows_ahead)
+        !enough && (self.ready.is_empty() || scanned < self.limits.rows_ahead)
+    }
+
+    /// Whether reading on may find much. Where most lanes only wait for what is out, the next rows
+    /// are most likely of the same lanes: they will be ready soon, and what is read far ahead of
+    /// them has to be kept. What is left to be read in one go is read at once in any case.
+    fn in_hurry(&self) -> bool {
+        let few = self.blocked < LANES_BLOCKED || self.blocked * 2 < self.lanes();
+        few || self.newest - self.cursor.min(self.newest) <= self.limits.chunk as u64
+    }
+
+    fn rests(&self, now: Instant) -> bool {
+        !self.in_hurry() && self.resting.is_some_and(|until| now < until)
     }
 
     fn at_end(&self) -> bool {
@@ -412,13 +431,15 @@ impl Shelf {
 
     /// Takes lanes from the ready ones, as many as the room allows, and divides the room evenly;
     /// what one lane does not need goes to the others. While the cursor has not seen everything
-    /// no lane gets more than half: there may be others.
+    /// no lane gets more than half: there may be others. And none gets more than its part of all
+    /// that may be out: lanes that are locked now would find no room when their turn comes.
     fn shares(&mut self, room: u64) -> Vec<(LaneId, u64)> {
         let most = if self.at_end() {
             room
         } else {
             room.div_ceil(2)
         };
+        let most = most.min(self.part(room));
         let lanes = self.ready.len().min(room as usize);
         let mut shares: Vec<(LaneId, u64)> = Vec::with_capacity(lanes);
         for _ in 0..lanes {
@@ -445,6 +466,16 @@ impl Shelf {
         shares
     }
 
+    /// One lane's part of what may be out, if others wait for what is out already.
+    fn part(&self, room: u64) -> u64 {
+        if self.blocked == 0 {
+            return room;
+        }
+        let lanes = self.ready.len() + self.blocked;
+        let all = room + self.out.len() as u64;
+        all.div_ceil(lanes as u64)
+    }
+
     fn pick(&mut self, id: LaneId, share: u64, now: Instant) -> Option<Pick> {
         let lane = self.lane_mut(id);
         debug_assert!(lane.parallel || lane.out == 0, "a locked lane is not ready");
@@ -452,6 +483,10 @@ impl Shelf {
         let runs = lane.take(share, now);
         let key = key_of(&lane.name);
         let popped = before - lane.runs.len();
+        if lane.runs.is_empty() {
+            // Most lanes are short: their empty buffers would take more than their messages.
+            lane.runs = VecDeque::new();
+        }
         self.runs -= popped;
         if runs.is_empty() {
             self.release(id, now);
@@ -853,4 +888,146 @@ fn key_of(name: &[u8]) -> Option<Key> {
     rest.get(pool..)?
         .split_first()
         .map(|(_, key)| Key::new(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(key: &str) -> Vec<u8> {
+        let mut name = Vec::new();
+        lane_name(&mut name, None, Some(key.as_bytes()));
+        name
+    }
+
+    /// Claims what is ready, but reads nothing of it where `read` is not set, as when bytes run out.
+    fn claim(
+        shelf: &mut Shelf,
+        rows: &[(u64, &str)],
+        read: bool,
+        now: Instant,
+    ) -> Vec<(String, u64)> {
+        let Step::Take(picks) = shelf.step(10, 0, now) else {
+            panic!("nothing to take");
+        };
+        let mut got = Vec::new();
+        let mut taken = Vec::new();
+        for pick in picks {
+            let key = pick.key.expect("has a key").to_string();
+            let within = |run: &Run| {
+                rows.iter()
+                    .map(|row| row.0)
+                    .filter(|seq| (run.first..=run.last).contains(seq))
+                    .take(run.count as usize)
+                    .collect::<Vec<_>>()
+            };
+            let (seqs, rest) = match read {
+                false => (Vec::new(), pick.runs),
+                true => (pick.runs.iter().flat_map(within).collect(), Vec::new()),
+            };
+            got.extend(seqs.iter().map(|seq| (key.clone(), *seq)));
+            taken.push(Taken {
+                lane: pick.lane,
+                seqs,
+                missing: 0,
+                rest,
+            });
+        }
+        shelf.claimed(taken, now);
+        got
+    }
+
+    #[test]
+    fn a_run_never_goes_on_behind_another_lanes_message() {
+        let now = Instant::now();
+        let rows = [(3, "a"), (4, "b"), (9, "a"), (10, "a")];
+        let mut shelf = Shelf::new(9, Limits::USUAL);
+        for (seq, key) in &rows[..3] {
+            shelf.arrived(*seq, &name(key), None, now);
+        }
+        claim(&mut shelf, &rows, true, now);
+        // 9 is acked, 3 comes back, is picked and, for want of room, not read.
+        assert_eq!(shelf.acking(9, 1, now), Ok(true));
+        shelf.acked(&[9], now);
+        assert_eq!(shelf.give_back(3, 1, None, now), Ok(()));
+        assert_eq!(claim(&mut shelf, &rows, false, now), []);
+
+        shelf.published(10);
+        shelf.arrived(10, &name("a"), None, now);
+
+        let got = claim(&mut shelf, &rows, true, now);
+        assert_eq!(got, [("a".to_owned(), 3), ("a".to_owned(), 10)]);
+    }
+    #[test]
+    fn where_most_lanes_wait_for_settlements_the_cursor_rests_between_chunks() {
+        let now = Instant::now();
+        let mut shelf = Shelf::new(10_000, Limits::USUAL);
+        // Of each key one is out and one waits behind it.
+        let rows: Vec<(u64, String)> = (0..2 * LANES_BLOCKED as u64)
+            .map(|seq| (seq + 1, format!("k{}", seq % LANES_BLOCKED as u64)))
+            .collect();
+        let (first, second) = rows.split_at(LANES_BLOCKED);
+        for (seq, key) in first {
+            shelf.arrived(*seq, &name(key), None, now);
+        }
+        let Step::Take(picks) = shelf.step(LANES_BLOCKED, usize::MAX, now) else {
+            panic!("nothing to take");
+        };
+        let taken = picks.into_iter().map(|pick| Taken {
+            lane: pick.lane,
+            seqs: pick.runs.iter().map(|run| run.first).collect(),
+            missing: 0,
+            rest: Vec::new(),
+        });
+        shelf.claimed(taken.collect(), now);
+        for (seq, key) in second {
+            shelf.arrived(*seq, &name(key), None, now);
+        }
+
+        // One chunk, then a rest of which the reader is told.
+        assert!(shelf.may_claim(now));
+        assert!(matches!(shelf.step(10, 0, now), Step::Scan { .. }));
+        assert!(matches!(shelf.step(10, 1024, now), Step::Wait));
+        assert!(!shelf.may_claim(now));
+        assert_eq!(shelf.next_due(), Some(now + REST));
+        assert!(shelf.may_claim(now + REST));
+        // A lane that is ready is not kept waiting for it.
+        shelf.acked(&[1], now);
+        assert!(shelf.may_claim(now));
+        shelf.published(10_001);
+        // What is left in one go is read at once.
+        shelf.seen_all(10_000);
+        assert!(matches!(shelf.step(10, 0, now), Step::Scan { .. }));
+    }
+
+    #[test]
+    fn a_lane_gets_no_more_than_its_part_of_all_that_may_be_out() {
+        let now = Instant::now();
+        let mut shelf = Shelf::new(40, Limits::USUAL);
+        let rows: Vec<(u64, &str)> = (0..40)
+            .map(|seq| (seq + 1, ["a", "b", "c", "d"][seq as usize % 4]))
+            .collect();
+        for (seq, key) in &rows {
+            shelf.arrived(*seq, &name(key), None, now);
+        }
+        // Room for eight: two of each of the four.
+        let Step::Take(picks) = shelf.step(8, 0, now) else {
+            panic!("nothing to take");
+        };
+        assert!(picks.iter().all(|pick| pick.take == 2), "{picks:?}");
+        let taken = picks.into_iter().map(|pick| Taken {
+            lane: pick.lane,
+            seqs: pick.runs.iter().map(|run| run.first).collect(),
+            missing: 0,
+            rest: Vec::new(),
+        });
+        shelf.claimed(taken.collect(), now);
+        // One lane is settled and could have all the room; the others will want theirs.
+        shelf.acked(&[1, 5], now);
+        let Step::Take(picks) = shelf.step(8, 0, now) else {
+            panic!("nothing to take");
+        };
+        let takes: Vec<u64> = picks.iter().map(|pick| pick.take).collect();
+        assert_eq!(takes, [4]);
+    }
 }

@@ -17,9 +17,6 @@ use super::writer::{Failure, Tx, Write};
 use crate::message::{BrokerId, Identity};
 use crate::source::{BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError};
 
-/// How long the cursor rests when what it knows already only waits for settlements.
-const BREATH: Duration = Duration::from_millis(5);
-
 /// What settles one message: its sequence, and the claim it came with, so that a receipt of an
 /// earlier loan settles nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,14 +106,6 @@ impl EmbeddedSource {
         }
     }
 
-    /// After a claim that found nothing and left rows unread: many lanes wait for settlements, so
-    /// the next one of those is worth waiting for before the cursor goes on.
-    async fn breathe(&mut self) {
-        if self.queue.shelf().has_more() {
-            let _ = tokio::time::timeout(BREATH, self.events.changed()).await;
-        }
-    }
-
     /// Rows that cannot be read go to the dead letters; they block nobody meanwhile.
     fn bury(&self, poisoned: &[u64]) {
         for seq in poisoned {
@@ -184,7 +173,6 @@ impl Source for EmbeddedSource {
             if !received.is_empty() {
                 return Ok(received);
             }
-            self.breathe().await;
         }
     }
 
@@ -358,14 +346,13 @@ impl Write for Ack {
     fn finish(self: Box<Self>, result: Result<(), Failure>) {
         let result =
             result.map_err(|failure| SettleError::Again(failure.into_store_error().to_string()));
-        {
-            let mut shelf = self.queue.shelf();
-            match result {
-                Ok(()) => shelf.acked(&self.seqs, self.moment.now),
-                Err(_) => shelf.ack_failed(&self.seqs),
+        match result {
+            Ok(()) => {
+                self.queue.shelf().acked(&self.seqs, self.moment.now);
+                self.queue.add_depth(-(self.deleted as i64));
             }
+            Err(_) => self.queue.shelf().ack_failed(&self.seqs),
         }
-        self.queue.add_depth(-(self.deleted as i64));
         self.queue.wake();
         // Nobody listens any more: the deletion stands.
         let _ = self.send.send(result);
@@ -388,3 +375,30 @@ pub(super) fn delete_rows(
 
 /// Which queue a source reads, by the source's name.
 pub(super) type SourceQueues = HashMap<Arc<str>, Arc<Queue>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::embedded::clock::SystemClock;
+    use crate::embedded::shelf::Limits;
+
+    #[test]
+    fn an_ack_that_is_not_on_disk_leaves_the_depth_as_it_is() {
+        let queue = Arc::new(Queue::new(1, "q".into(), 3, 3, Limits::USUAL));
+        let finish = |result| {
+            let ack = Ack {
+                queue: queue.clone(),
+                seqs: vec![1],
+                // It was deleted, and then the commit failed or did not.
+                deleted: 1,
+                moment: Moment::of(&SystemClock),
+                send: oneshot::channel().0,
+            };
+            Box::new(ack).finish(result);
+            queue.depth()
+        };
+        let full = Failure::Store(crate::store::StoreError::Full("no room".into()));
+        assert_eq!(finish(Err(full)), 3);
+        assert_eq!(finish(Ok(())), 2);
+    }
+}

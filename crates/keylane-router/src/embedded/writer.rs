@@ -315,8 +315,8 @@ impl State {
                 let _ = checkpoint(connection, "RESTART");
             }
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) if undone => {}
-            // Settings made by a test stay; a fresh connection would lose them.
-            Some(ErrorCode::ReadOnly) if undone => {}
+            // Plainly read-only (not: moved away, or its log): a fresh connection would be so too.
+            Some(ErrorCode::ReadOnly) if undone && is_plain(error) => {}
             _ => self.connection = None,
         }
     }
@@ -363,8 +363,14 @@ impl State {
             next_seq,
         };
         let mut results = Vec::with_capacity(group.len());
-        for write in group {
-            results.push(apply_alone(write.as_mut(), &mut tx)?);
+        match group {
+            // What fails alone takes nobody along: no savepoint, which costs a copy of each page.
+            [only] => results.push(apply_only(only.as_mut(), &mut tx)?),
+            many => {
+                for write in many {
+                    results.push(apply_alone(write.as_mut(), &mut tx)?);
+                }
+            }
         }
         if *tx.next_seq != first_seq {
             sql.prepare_cached("UPDATE meta SET value = ? WHERE name = 'next_seq'")?
@@ -448,6 +454,26 @@ fn apply_alone(
     Ok(result)
 }
 
+/// Runs the one command of a transaction; if it fails, the transaction begins anew without it.
+fn apply_only(
+    write: &mut dyn Write,
+    tx: &mut Tx<'_>,
+) -> Result<Result<(), Failure>, rusqlite::Error> {
+    let mark = tx.dedup.mark();
+    let used = tx.budget.used;
+    let result = write.apply(tx);
+    if let Err(failure) = &result {
+        if tx.sql.is_autocommit() {
+            return Err(undone_by(failure));
+        }
+        run(tx.sql, "ROLLBACK")?;
+        run(tx.sql, "BEGIN IMMEDIATE")?;
+        tx.dedup.undo(mark);
+        tx.budget.used = used;
+    }
+    Ok(result)
+}
+
 /// SQLite undid everything while this command ran: that is the whole group's error.
 fn undone_by(failure: &Failure) -> rusqlite::Error {
     let code = match failure {
@@ -457,10 +483,48 @@ fn undone_by(failure: &Failure) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(code, None)
 }
 
+/// Whether SQLite had nothing to add to the error's class.
+fn is_plain(error: &rusqlite::Error) -> bool {
+    let plain = |error: &rusqlite::ffi::Error| error.extended_code < 256;
+    error.sqlite_error().is_some_and(plain)
+}
+
 fn run(sql: &Connection, statement: &str) -> Result<(), rusqlite::Error> {
     sql.prepare_cached(statement)?.execute([]).map(drop)
 }
 
 fn checkpoint(connection: &Connection, mode: &str) -> Result<(), rusqlite::Error> {
     connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |_| Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the connection is kept after this error.
+    fn keeps_connection(code: i32) -> bool {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let file = folder.path().join("keylane.db");
+        let connection = schema::open_writer(&file, Durability::Full).expect("opens");
+        let moment = Moment::of(&super::super::clock::SystemClock);
+        let mut state = State {
+            dedup: Dedup::load(&connection, std::time::Duration::ZERO, moment).expect("loads"),
+            connection: Some(connection),
+            file,
+            durability: Durability::Full,
+            budget: Budget { limit: 0, used: 0 },
+            next_seq: 1,
+            lock: FolderLock::try_take(folder.path()).expect("is free"),
+        };
+        let error = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);
+        state.recover(&error);
+        state.connection.is_some()
+    }
+
+    #[test]
+    fn a_file_that_moved_is_opened_anew_and_a_read_only_one_is_not() {
+        assert!(keeps_connection(rusqlite::ffi::SQLITE_READONLY));
+        assert!(!keeps_connection(rusqlite::ffi::SQLITE_READONLY_DBMOVED));
+        assert!(!keeps_connection(rusqlite::ffi::SQLITE_IOERR));
+    }
 }

@@ -1,10 +1,13 @@
 //! How a test target behaves: one answer per request, fixed, drawn by lot, or by a closure.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
+use tokio::time::Instant;
 
 use super::target::Request;
 use crate::dispatch::answer;
@@ -110,6 +113,11 @@ fn judged(code: u16, headers: &[(&'static str, String)], body: &[u8]) -> &'stati
 pub trait Behaviour: Send + Sync + 'static {
     /// What to do with this one.
     fn answer(&self, request: &Request) -> Answer;
+
+    /// Waits before an answer, by the runtime's clock unless told otherwise.
+    fn wait(&self, until: Instant) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(tokio::time::sleep_until(until))
+    }
 }
 
 impl<F: Fn(&Request) -> Answer + Send + Sync + 'static> Behaviour for F {

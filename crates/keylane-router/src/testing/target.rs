@@ -253,12 +253,13 @@ async fn respond<R: Recorder>(
 ) -> Result<Response<Reply>, Ended> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(|_| Ended)?.to_bytes();
+    let came = tokio::time::Instant::now();
     let request = read(head, body, recorder.wanted());
     let open = Open::start(recorder, &request);
     let answer = behaviour.answer(&request);
     let answer = match answer {
         Answer::After(delay, then) => {
-            tokio::time::sleep(delay).await;
+            behaviour.wait(came + delay).await;
             *then
         }
         now => now,

@@ -70,6 +70,62 @@ impl Case {
 }
 
 #[test]
+fn another_plan_acts_at_once_and_those_who_wait_are_told() {
+    let mut case = Case::new(plan(0.5, 2, 1));
+    case.call(Verdict::Failed);
+    case.call(Verdict::Failed);
+    let until = case.now + Duration::from_secs(30);
+    assert_eq!(case.check(), Gate::OpenUntil(until));
+    case.changes();
+
+    // Open for a shorter time: counted from when it opened.
+    let open = Duration::from_secs(10);
+    case.breakers.set_plan(BreakerPlan {
+        open,
+        ..plan(0.5, 2, 1)
+    });
+    let until = case.now + open;
+    assert_eq!(case.check(), Gate::OpenUntil(until));
+    assert_eq!(case.changes(), [ChangeKind::Opened(until)]);
+
+    // Half open with a probe out: another slot.
+    case.now = until;
+    let _probe = case.breakers.begin(&case.origin, case.now).expect("a slot");
+    assert_eq!(case.check(), Gate::NoSlot);
+    case.breakers.set_plan(plan(0.5, 2, 2));
+    assert_eq!(case.check(), Gate::Go);
+    assert_eq!(case.changes(), [ChangeKind::SlotFree]);
+
+    // Off: all may go, and nothing is counted.
+    case.breakers.set_plan(plan(0.0, 2, 1));
+    assert_eq!(case.changes(), [ChangeKind::Closed]);
+    for _ in 0..5 {
+        case.call(Verdict::Failed);
+    }
+    assert_eq!(case.check(), Gate::Go);
+
+    // On again: it begins with nothing.
+    case.breakers.set_plan(plan(1.0, 2, 1));
+    case.call(Verdict::Failed);
+    assert_eq!(case.check(), Gate::Go);
+    case.call(Verdict::Failed);
+    assert!(matches!(case.check(), Gate::OpenUntil(_)));
+}
+
+#[test]
+fn a_shorter_window_forgets_the_oldest_calls() {
+    let case = Case::new(plan(1.0, 4, 1));
+    for verdict in [Verdict::Failed, Verdict::Answered, Verdict::Failed] {
+        case.call(verdict);
+    }
+    case.breakers.set_plan(plan(1.0, 2, 1));
+    assert_eq!(case.check(), Gate::Go);
+    // The last two are failures now.
+    case.call(Verdict::Failed);
+    assert!(matches!(case.check(), Gate::OpenUntil(_)));
+}
+
+#[test]
 fn it_opens_only_when_the_window_is_full_and_enough_of_it_failed() {
     let case = Case::new(plan(0.5, 4, 1));
     for verdict in [Verdict::Failed, Verdict::Failed, Verdict::Answered] {

@@ -4,6 +4,7 @@ mod backup;
 mod chance;
 mod health;
 mod home;
+mod in_flight;
 mod metrics;
 mod problem;
 mod publish;
@@ -80,6 +81,7 @@ pub(crate) fn routes(app: Arc<App>) -> Routes {
         .route("/metrics", get(metrics::metrics))
         .route("/api/v1/queues", get(queues::list))
         .route("/api/v1/queues/{queue}/messages", publish)
+        .route("/api/v1/in-flight", get(in_flight::ask))
         .route("/api/v1/config/reload", post(reload::reload))
         .route("/api/v1/backup", post(backup::backup))
         .merge(dev_routes(app.clone()))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::goals::{Goal, Report, listed, median};
 use super::rig::{Mark, Pace, Rig, until_delivered};
 use super::target::{Setting, Target};
-use super::{Result, floor};
+use super::{Result, RouterArgs, floor};
 
 /// Attempts at a time, of the router and of the bare clients.
 const CONCURRENCY: usize = 64;
@@ -24,12 +24,14 @@ const STOP: Duration = Duration::from_secs(10);
 pub(super) async fn measure(
     target: &mut Target,
     data: &Path,
-    full: bool,
+    args: &RouterArgs,
     report: &mut Report,
 ) -> Result<()> {
-    for (keys, name) in [(100, "100"), (10_000, "10 k"), (1_000_000, "1 M")] {
+    let all = [(100, "100"), (10_000, "10 k"), (1_000_000, "1 M")];
+    let chosen = |keys: &usize| args.keys.is_empty() || args.keys.contains(keys);
+    for (keys, name) in all.into_iter().filter(|(keys, _)| chosen(keys)) {
         let name = format!("instant, {name} keys");
-        let rounds = if full { 2 * ROUNDS } else { ROUNDS };
+        let rounds = if args.full { 2 * ROUNDS } else { ROUNDS };
         // Enough for the fastest machine; a round ends early when nothing is left.
         let messages = (rounds * 100_000).max(keys);
         let mut rig = Rig::new(data, &target.url, keys).await?;

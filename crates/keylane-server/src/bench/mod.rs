@@ -4,6 +4,7 @@
 //! out of order. Rates are set beside a bare HTTP client that calls the same target in turn with
 //! the router (`floor`), because a rate alone says more about the machine than about the router.
 
+mod alarm;
 mod floor;
 mod goals;
 mod instant;
@@ -47,6 +48,9 @@ pub(crate) struct RouterArgs {
     /// Only these measurements
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART")]
     only: Vec<Part>,
+    /// Only these numbers of keys, where there are several to choose from
+    #[arg(long, value_delimiter = ',', value_name = "NUMBER")]
+    keys: Vec<usize>,
     /// Where queues are made and deleted again; default: the folder for temporary files
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
@@ -145,7 +149,7 @@ async fn measure_part(
     let rss = machine::rss();
     let mut target = Target::start()?;
     match part {
-        Part::Instant => instant::measure(&mut target, &data, args.full, report).await,
+        Part::Instant => instant::measure(&mut target, &data, args, report).await,
         Part::Flat => instant::measure_flat(&mut target, &data, args.full, report).await,
         Part::Publish => publish::measure(&data, report).await,
         Part::OpenLoop => open_loop::measure(&mut target, &data, args.full, report).await,

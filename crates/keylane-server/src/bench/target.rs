@@ -4,16 +4,18 @@
 //! It is told what to do by lines of JSON and ends when nobody is left to tell it anything.
 
 use std::io::{BufRead, BufReader, Write};
+use std::pin::Pin;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use keylane_router::history;
-use keylane_router::testing::{self, Answer, Event, EventKind, Recorder, Request};
+use keylane_router::testing::{self, Answer, Behaviour, Event, EventKind, Recorder, Request};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 
+use super::alarm::Alarm;
 use super::{Result, machine};
 
 /// What the target is to do from now on.
@@ -127,11 +129,27 @@ pub(super) async fn serve() {
         }
         std::process::exit(0);
     });
-    let behaviour = {
-        let watch = watch.clone();
-        move |request: &Request| watch.answer(request)
+    let behaviour = Timely {
+        watch: watch.clone(),
+        alarm: Alarm::start(),
     };
     testing::run(listener, behaviour, watch, std::future::pending()).await;
+}
+
+/// Answers exactly when it should: what it takes too long would count as the router's.
+struct Timely {
+    watch: Arc<Watch>,
+    alarm: Alarm,
+}
+
+impl Behaviour for Timely {
+    fn answer(&self, request: &Request) -> Answer {
+        self.watch.answer(request)
+    }
+
+    fn wait(&self, until: tokio::time::Instant) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(self.alarm.at(until.into_std()))
+    }
 }
 
 /// What the target knows.

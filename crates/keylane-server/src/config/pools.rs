@@ -103,15 +103,8 @@ fn read_retry(retry: Section<'_>) -> RetryPlan {
         max: retry.get("max", parse::some_time),
     };
     if plan.initial > plan.max {
-        let name = if retry.is_written("max") {
-            "max"
-        } else {
-            "initial"
-        };
-        retry.problem(
-            name,
-            "`initial` is longer than `max`; raise `max` or lower `initial`",
-        );
+        let text = "`initial` is longer than `max`; raise `max` or lower `initial`";
+        retry.conflict(["max", "initial"], text);
     }
     retry.finish();
     plan
@@ -165,14 +158,8 @@ fn read_key(keys: &Section<'_>, before: &[KeyPlan]) -> Option<KeyPlan> {
 
 fn check(pool: &Section<'_>, plan: &PoolPlan) {
     if plan.max_message > plan.byte_budget {
-        let name = match pool.is_written("max_message") {
-            true => "max_message",
-            false => "byte_budget",
-        };
-        pool.problem(
-            name,
-            "`max_message` is above `byte_budget`; no such message would ever fit",
-        );
+        let text = "`max_message` is above `byte_budget`; no such message would ever fit";
+        pool.conflict(["max_message", "byte_budget"], text);
     }
     if plan.busy_max < plan.retry.initial {
         pool.problem(

@@ -181,6 +181,14 @@ impl<'a> Section<'a> {
         });
     }
 
+    /// Notes that options do not go together, with the first of them that was written.
+    pub(crate) fn conflict<const N: usize>(&self, names: [&str; N], text: &str) {
+        let written = names.iter().find(|name| self.is_written(name));
+        if let Some(name) = written.or(names.last()) {
+            self.problem(name, text);
+        }
+    }
+
     /// Where the option's value comes from; for one that is not there, where its table does.
     fn origin(&self, name: &str) -> Option<Origin> {
         let written = self

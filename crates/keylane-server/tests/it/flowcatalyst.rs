@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use keylane_router::testing::{Answer, EventKind, Events, Request, Target};
+use serde_json::json;
 
 use crate::server::{Folder, messages};
 
@@ -63,4 +64,33 @@ async fn fc_2_the_third_of_five_times_out_and_three_go_back() {
     let metrics = server.get("/metrics").await.text().to_owned();
     assert!(metrics.contains("outcome=\"returned\"} 3"), "{metrics}");
     assert_eq!(server.stop().await, Some(0));
+}
+
+#[tokio::test]
+async fn fc_19_which_messages_are_held_here() {
+    let held = |_: &Request| Answer::not_yet(3600);
+    let target = Target::start(held).await;
+    let folder = Folder::new();
+    let server = folder.start().await;
+    server.publish(messages(&target, "g", 2)).await;
+    let ask = "/api/v1/in-flight?id=g-1&id=nobody&id=g-2";
+    let both = |answer: &crate::http::Answer| answer.json()["held"] == json!(["g-1", "g-2"]);
+    let answer = server.until(ask, both).await.json();
+    assert_eq!(answer["notHeld"], json!(["nobody"]));
+    for wrong in ["/api/v1/in-flight", "/api/v1/in-flight?name=g-1"] {
+        let problem = server.get(wrong).await.problem(400);
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(detail.contains("?id="), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn fc_19_what_is_delivered_is_no_longer_held() {
+    let target = Target::always_ok().await;
+    let folder = Folder::new();
+    let server = folder.start().await;
+    server.publish(messages(&target, "g", 1)).await;
+    server.empty().await;
+    let gone = |answer: &crate::http::Answer| answer.json()["held"] == json!([]);
+    server.until("/api/v1/in-flight?id=g-1", gone).await;
 }

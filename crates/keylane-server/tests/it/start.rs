@@ -54,20 +54,40 @@ fn a_data_folder_that_cannot_be_made_is_named() {
 #[test]
 fn a_read_only_data_folder_is_named() {
     use std::os::unix::fs::PermissionsExt as _;
-    if rustix::process::geteuid().is_root() {
-        // Root may write everywhere.
-        return;
-    }
     let folder = Folder::new();
     let data = folder.path().join("data");
     std::fs::create_dir(&data).unwrap();
     std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o500)).unwrap();
-    let (code, _, err) = run(
-        &["--listen", "127.0.0.1:0", "--data", "data"],
-        folder.path(),
-    );
+    let args = ["--listen", "127.0.0.1:0", "--data", "data"];
+    let mut command = crate::keylane(&args, folder.path());
+    if rustix::process::geteuid().is_root() {
+        // Root may write everywhere: somebody else tries.
+        command = by_nobody(&command, folder.path());
+    }
+    let (code, _, err) = crate::ended(command.output().unwrap());
     assert_eq!(code, Some(1));
-    assert!(err.contains("data") && err.contains("writ"), "{err}");
+    assert!(err.contains("data/keylane.lock"), "{err}");
+    assert!(err.contains("may write to"), "{err}");
+}
+
+/// The same command by a user without rights, to whom the folder is given.
+#[cfg(unix)]
+fn by_nobody(command: &std::process::Command, folder: &std::path::Path) -> std::process::Command {
+    use std::os::unix::fs::chown;
+    use std::os::unix::process::CommandExt as _;
+    const NOBODY: u32 = 65534;
+    // Where they can reach it, whoever's folder it was built in.
+    let program = folder.join("keylane");
+    std::fs::hard_link(command.get_program(), &program)
+        .or_else(|_| std::fs::copy(command.get_program(), &program).map(drop))
+        .unwrap();
+    for path in [folder, &folder.join("data")] {
+        chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let mut by_nobody = std::process::Command::new(program);
+    by_nobody.args(command.get_args()).current_dir(folder);
+    by_nobody.uid(NOBODY).gid(NOBODY);
+    by_nobody
 }
 
 #[test]

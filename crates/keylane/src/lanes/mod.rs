@@ -8,6 +8,7 @@
 //! costs the same whatever the number of keys: nothing here scans lanes, except
 //! [`Lanes::reconfigure`] and the other methods that say so.
 
+mod holds;
 mod items;
 mod rate;
 mod slots;
@@ -20,17 +21,25 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 
-use items::{Item, Items};
+use holds::Holds;
+use items::Items;
 use rate::Bucket;
 use slots::Slots;
 use turns::{Link, Turns};
 
-pub use items::Hold;
+pub use holds::Hold;
 pub use rate::Rate;
 
 /// A point in time: nanoseconds since an epoch of the caller's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
+
+impl Time {
+    /// How long before this that was; nothing if it was not before.
+    pub(crate) fn since(self, earlier: Self) -> std::time::Duration {
+        std::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
 
 /// The limits of all lanes together, and of a lane that has none of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,12 +224,14 @@ struct Extra {
     over_from: u64,
     /// Its place in `want_room`.
     wants_room: Option<u64>,
-    /// Behind the front, only items before this sequence can be held.
-    held_to: u64,
+    holds: Holds,
     /// Somebody waits until the lane is empty.
     watched: bool,
 }
 
+/// Begins with a cache line of its own: lanes are visited in no order, and most steps read all of
+/// one.
+#[repr(align(64))]
 struct Lane<K, J> {
     key: K,
     hash: u64,
@@ -264,10 +275,25 @@ impl<K, J> Lane<K, J> {
         self.paused
             || self.flush != Flush::No
             || self.rate_wait()
-            || self
-                .items
-                .front()
-                .is_some_and(|item| item.hold != Hold::Free)
+            || self.front_hold() != Hold::Free
+    }
+
+    /// Nothing but its items and what runs of it says what may happen.
+    fn is_plain(&self) -> bool {
+        self.extra.is_none() && self.flush == Flush::No && !self.paused
+    }
+
+    fn front_hold(&self) -> Hold {
+        match (&self.extra, self.items.front_seq()) {
+            (Some(extra), Some(front)) => extra.holds.of_front(front),
+            _ => Hold::Free,
+        }
+    }
+
+    fn set_hold(&mut self, seq: u64, hold: Hold) {
+        if hold != Hold::Free || self.extra.is_some() {
+            self.extra().holds.set(seq, hold);
+        }
     }
 
     /// How many more may run by the lane's own limits.
@@ -426,9 +452,11 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             }
             self.visited += 1;
             let lane = &mut self.lanes[index];
-            let front = lane.items.front_mut().expect("a ready lane has a front");
-            front.hold = gate(&lane.key, front.job());
-            if front.hold != Hold::Free || !self.key_rate_allows(index) {
+            let front = lane.items.front().expect("a ready lane has a front");
+            let hold = gate(&lane.key, front);
+            let rated = lane.limits(&self.limits).rate.is_some();
+            if hold != Hold::Free || rated && !self.key_rate_allows(index) {
+                self.hold_front(index, hold);
                 self.refresh_all(index);
                 continue;
             }
@@ -449,12 +477,8 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     /// The item goes back to its place by sequence and is held there; its permit is free.
     pub fn hold(&mut self, ticket: Ticket, job: J, hold: Hold) {
         let index = self.end(&ticket);
-        let lane = &mut self.lanes[index];
-        // The front may be held by the gate, and may be behind the item after this.
-        let front = lane.items.front().map_or(0, |front| front.seq);
-        let extra = lane.extra();
-        extra.held_to = extra.held_to.max(front.max(ticket.seq) + 1);
-        self.put_back(index, Item::new(ticket.seq, hold, job));
+        self.put_back(index, ticket.seq, job);
+        self.lanes[index].set_hold(ticket.seq, hold);
         self.refresh_all(index);
     }
 
@@ -463,7 +487,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     pub fn flush_from(&mut self, ticket: Ticket, job: Option<J>) {
         let index = self.end(&ticket);
         if let Some(job) = job {
-            self.put_back(index, Item::new(ticket.seq, Hold::Free, job));
+            self.put_back(index, ticket.seq, job);
         }
         self.want_flush(index);
         self.refresh_all(index);
@@ -491,7 +515,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     pub fn flush_done(&mut self, flush: FlushId, keep: Vec<(u64, J)>) {
         let index = flush.lane;
         for (seq, job) in keep {
-            self.put_back(index, Item::new(seq, Hold::Free, job));
+            self.put_back(index, seq, job);
         }
         self.lanes[index].flush = Flush::No;
         self.refresh_all(index);
@@ -520,8 +544,9 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             return false;
         };
         let lane = &mut self.lanes[index];
-        let held_to = lane.extra.as_ref().map_or(0, |extra| extra.held_to);
-        lane.items.release(held_to);
+        if let Some(extra) = &mut lane.extra {
+            extra.holds.clear();
+        }
         self.refresh_all(index);
         true
     }
@@ -548,6 +573,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     pub fn cancel(&mut self, item: ItemId) -> Option<J> {
         let lane = self.lanes.get_mut(item.lane)?;
         let job = lane.items.remove(item.seq)?;
+        lane.set_hold(item.seq, Hold::Free);
         self.waiting -= 1;
         self.no_longer_over(item);
         self.refresh_all(item.lane);
@@ -582,9 +608,9 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     /// Takes the front of a key's lane if it waits and `which` says so.
     pub fn take_head(&mut self, key: &K, which: impl FnOnce(&J) -> bool) -> Option<J> {
         let lane = self.find(key)?;
-        let front = self.lanes[lane].items.front()?;
-        let seq = front.seq;
-        which(front.job()).then(|| self.cancel(ItemId { lane, seq }))?
+        let items = &self.lanes[lane].items;
+        let seq = items.front_seq()?;
+        which(items.front()?).then(|| self.cancel(ItemId { lane, seq }))?
     }
 
     /// Takes everything that waits in this key's lane, oldest first, at once, and forgets the
@@ -599,6 +625,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         if let Some(extra) = &mut lane.extra {
             extra.over = 0;
             extra.rate_wait = false;
+            extra.holds.clear();
         }
         self.admitted.extend(jobs.iter().map(|(seq, _)| *seq));
         self.waiting -= jobs.len();
@@ -696,7 +723,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             waiting: lane.items.len(),
             limits,
             paused: lane.paused,
-            hold: lane.items.front().map_or(Hold::Free, |front| front.hold),
+            hold: lane.front_hold(),
             rate_until: extra
                 .filter(|extra| extra.rate_wait)
                 .and_then(|extra| extra.timer),
@@ -848,14 +875,14 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         if std::mem::replace(&mut lane.dormant, false) {
             self.dormant -= 1;
         }
-        lane.items.push_back(Item::new(seq, Hold::Free, job));
+        lane.items.push_back(seq, job);
         self.refresh(index);
         ItemId { lane: index, seq }
     }
 
-    fn put_back(&mut self, index: u32, item: Item<J>) {
+    fn put_back(&mut self, index: u32, seq: u64, job: J) {
         self.waiting += 1;
-        self.lanes[index].items.insert(item);
+        self.lanes[index].items.insert(seq, job);
     }
 
     fn key_rate_allows(&mut self, index: u32) -> bool {
@@ -868,6 +895,12 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         !extra.rate_wait
     }
 
+    fn hold_front(&mut self, index: u32, hold: Hold) {
+        let lane = &mut self.lanes[index];
+        let front = lane.items.front_seq().expect("a ready lane has a front");
+        lane.set_hold(front, hold);
+    }
+
     fn rate_says_wait(&self) -> Option<Time> {
         let at = self.bucket.next_at(self.limits.rate?);
         (at > self.now).then_some(at)
@@ -876,7 +909,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     fn start(&mut self, index: u32) -> Next<J> {
         let now = self.now;
         let lane = &mut self.lanes[index];
-        let item = lane.items.pop_front().expect("a ready lane has a front");
+        let (seq, job) = lane.items.pop_front().expect("a ready lane has a front");
         lane.running += 1;
         lane.turn_used += 1;
         if let Some(rate) = lane.limits(&self.limits).rate {
@@ -885,26 +918,27 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         if let Some(rate) = self.limits.rate {
             self.bucket.spend(rate, now);
         }
+        let ready = lane.is_ready(&self.limits);
+        let turn_over = ready && lane.turn_used >= self.limits.turn.max(1);
+        if turn_over {
+            lane.turn_used = 0;
+        }
         self.waiting -= 1;
-        let seq = item.seq;
         let slot = self.running.insert(index, seq);
         self.turns.served();
-        self.take_turn(index);
-        if self.no_longer_over(ItemId { lane: index, seq }) {
-            self.admitted.push(seq);
-        }
-        self.refresh_all(index);
-        Next::Start(Ticket { slot, seq }, item.into_job())
-    }
-
-    /// A lane that stays ready and has used its turn goes behind the others.
-    fn take_turn(&mut self, index: u32) {
-        let turn = self.limits.turn.max(1);
-        let lane = &mut self.lanes[index];
-        if lane.is_ready(&self.limits) && lane.turn_used >= turn {
-            lane.turn_used = 0;
+        if !ready {
+            self.turns.remove(&mut self.lanes, index);
+        } else if turn_over {
+            // It stays ready, and goes behind the others.
             self.turns.move_back(&mut self.lanes, index);
         }
+        if !self.is_plain(index) {
+            if self.no_longer_over(ItemId { lane: index, seq }) {
+                self.admitted.push(seq);
+            }
+            self.refresh_all(index);
+        }
+        Next::Start(Ticket { slot, seq }, job)
     }
 
     /// The item's permit is free; answers its lane.
@@ -925,13 +959,14 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     fn expire(&mut self, index: u32) {
         let now = self.now;
         let lane = &mut self.lanes[index];
+        let front = lane.items.front_seq();
         let extra = lane.extra();
         extra.timer = None;
         extra.rate_wait = false;
-        if let Some(front) = lane.items.front_mut()
-            && matches!(front.hold, Hold::Until(at) if at <= now)
+        if let Some(front) = front
+            && matches!(extra.holds.of_front(front), Hold::Until(at) if at <= now)
         {
-            front.hold = Hold::Free;
+            extra.holds.set(front, Hold::Free);
         }
         self.refresh_all(index);
     }
@@ -978,17 +1013,29 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     /// As [`Self::refresh`], and gives freed room of all to those who wait for it.
     fn refresh_all(&mut self, index: u32) {
         self.refresh(index);
-        self.admit_waiting();
+        if !self.want_room.is_empty() {
+            self.admit_waiting();
+        }
+    }
+
+    /// Whether neither the lane nor the limits of all have anything that needs keeping count of.
+    fn is_plain(&self, index: u32) -> bool {
+        self.limits.queue == usize::MAX && self.lanes[index].is_plain()
     }
 
     /// Derives everything about a lane that follows from its state: its place among the ready
     /// ones, its timer, its room, whether it is still needed.
     fn refresh(&mut self, index: u32) {
-        self.take_flush(index);
-        self.list(index);
-        self.count_room(index);
-        self.set_timer(index);
-        if self.lanes[index].is_empty() {
+        let plain = self.is_plain(index);
+        if !plain {
+            self.take_flush(index);
+        }
+        let empty = self.list(index);
+        if !plain {
+            self.count_room(index);
+            self.set_timer(index);
+        }
+        if empty {
             self.retire(index);
         }
     }
@@ -1003,6 +1050,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         self.waiting -= jobs.len();
         if let Some(extra) = &mut lane.extra {
             extra.over = 0;
+            extra.holds.clear();
         }
         let key = lane.key.clone();
         self.admitted.extend(jobs.iter().map(|(seq, _)| *seq));
@@ -1013,11 +1061,13 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         });
     }
 
-    fn list(&mut self, index: u32) {
+    /// Puts the lane among the ready ones, or takes it from there; answers whether it is empty.
+    fn list(&mut self, index: u32) -> bool {
         let lane = &mut self.lanes[index];
         let ready = lane.is_ready(&self.limits);
+        let empty = !ready && lane.is_empty();
         if ready == lane.link.listed {
-            return;
+            return empty;
         }
         if !ready {
             self.turns.remove(&mut self.lanes, index);
@@ -1027,6 +1077,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             lane.turn_used = 0;
             self.turns.push_back(&mut self.lanes, index);
         }
+        empty
     }
 
     /// Brings the lane's part of `go` up to date and lets those beyond the limits in as far as
@@ -1105,12 +1156,12 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     /// When this lane wants to be looked at.
     fn timer_of(&self, index: u32) -> Option<Time> {
         let lane = &self.lanes[index];
-        let Some(front) = lane.items.front() else {
+        if lane.items.is_empty() {
             let extra = lane.extra.as_ref()?;
             let full_at = extra.bucket.full_at;
             return (lane.is_empty() && full_at > self.now).then_some(full_at);
-        };
-        match front.hold {
+        }
+        match lane.front_hold() {
             Hold::Until(at) => Some(at),
             Hold::UntilReleased => None,
             Hold::Free => {

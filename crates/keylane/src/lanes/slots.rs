@@ -7,6 +7,8 @@ const CHUNK: usize = 64;
 /// Like a slab, but its memory follows what it holds: a chunk whose last entry leaves is freed.
 pub(super) struct Slots<T> {
     chunks: Vec<Chunk<T>>,
+    /// What is used of each chunk.
+    uses: Vec<Use>,
     /// Chunks that have a free place.
     open: Vec<u32>,
     /// How many chunks have memory.
@@ -14,11 +16,12 @@ pub(super) struct Slots<T> {
     len: usize,
 }
 
-struct Chunk<T> {
-    /// Empty when the chunk's memory was given back.
-    places: Vec<Option<T>>,
+/// `None` when the chunk's memory was given back.
+type Chunk<T> = Option<Box<[Option<T>; CHUNK]>>;
+
+struct Use {
     /// One bit per place.
-    used: u64,
+    places: u64,
     /// Whether `open` names this chunk.
     listed: bool,
 }
@@ -27,6 +30,7 @@ impl<T> Slots<T> {
     pub(super) fn new() -> Self {
         Self {
             chunks: Vec::new(),
+            uses: Vec::new(),
             open: Vec::new(),
             filled: 0,
             len: 0,
@@ -39,22 +43,18 @@ impl<T> Slots<T> {
 
     pub(super) fn insert(&mut self, value: T) -> u32 {
         let at = self.open_chunk();
-        let chunk = &mut self.chunks[at];
-        let bit = (!chunk.used).trailing_zeros() as usize;
-        if chunk.places.capacity() == 0 {
-            chunk.places.reserve_exact(CHUNK);
-            self.filled += 1;
-        }
-        if bit == chunk.places.len() {
-            chunk.places.push(Some(value));
-        } else {
-            chunk.places[bit] = Some(value);
-        }
-        chunk.used |= 1 << bit;
-        if chunk.used == u64::MAX {
-            chunk.listed = false;
+        let used = &mut self.uses[at];
+        let bit = (!used.places).trailing_zeros() as usize;
+        used.places |= 1 << bit;
+        if used.places == u64::MAX {
+            used.listed = false;
             self.open.pop();
         }
+        let chunk = self.chunks[at].get_or_insert_with(|| {
+            self.filled += 1;
+            Box::new([const { None }; CHUNK])
+        });
+        chunk[bit] = Some(value);
         self.len += 1;
         (at * CHUNK + bit) as u32
     }
@@ -62,38 +62,42 @@ impl<T> Slots<T> {
     pub(super) fn remove(&mut self, index: u32) -> T {
         let (at, bit) = split(index);
         let chunk = &mut self.chunks[at];
-        let value = chunk.places[bit].take().expect("a live index");
-        chunk.used &= !(1 << bit);
+        let place = chunk.as_mut().and_then(|chunk| chunk[bit].take());
+        let value = place.expect("a live index");
+        let used = &mut self.uses[at];
+        used.places &= !(1 << bit);
         self.len -= 1;
         // Two chunks stay in reserve, so that a lone entry that comes and goes allocates nothing.
-        if chunk.used == 0 && self.filled * CHUNK > self.len + 2 * CHUNK {
-            chunk.places = Vec::new();
+        if used.places == 0 && self.filled * CHUNK > self.len + 2 * CHUNK {
+            *chunk = None;
             self.filled -= 1;
         }
-        if !mem::replace(&mut chunk.listed, true) {
+        if !mem::replace(&mut used.listed, true) {
             self.open.push(at as u32);
         }
         value
     }
 
+    #[inline]
     pub(super) fn get(&self, index: u32) -> Option<&T> {
         let (at, bit) = split(index);
-        self.chunks.get(at)?.places.get(bit)?.as_ref()
+        self.chunks.get(at)?.as_ref()?[bit].as_ref()
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         let (at, bit) = split(index);
-        self.chunks.get_mut(at)?.places.get_mut(bit)?.as_mut()
+        self.chunks.get_mut(at)?.as_mut()?[bit].as_mut()
     }
 
     pub(super) fn indices(&self) -> Vec<u32> {
-        let live = |(at, chunk): (usize, &Chunk<T>)| {
-            let used = chunk.used;
+        let live = |(at, used): (usize, &Use)| {
+            let places = used.places;
             (0..CHUNK)
-                .filter(move |bit| used & (1 << bit) != 0)
+                .filter(move |bit| places & (1 << bit) != 0)
                 .map(move |bit| (at * CHUNK + bit) as u32)
         };
-        self.chunks.iter().enumerate().flat_map(live).collect()
+        self.uses.iter().enumerate().flat_map(live).collect()
     }
 
     /// A chunk with a free place; made where there is none.
@@ -101,9 +105,9 @@ impl<T> Slots<T> {
         if let Some(&at) = self.open.last() {
             return at as usize;
         }
-        self.chunks.push(Chunk {
-            places: Vec::new(),
-            used: 0,
+        self.chunks.push(None);
+        self.uses.push(Use {
+            places: 0,
             listed: true,
         });
         self.open.push((self.chunks.len() - 1) as u32);
@@ -173,7 +177,7 @@ mod tests {
         for &index in &all[1..] {
             slots.remove(index);
         }
-        let held: usize = slots.chunks.iter().map(|c| c.places.capacity()).sum();
-        assert!(held <= 3 * CHUNK, "{held} places for one entry");
+        let held = slots.chunks.iter().flatten().count();
+        assert!(held <= 3, "{held} chunks for one entry");
     }
 }

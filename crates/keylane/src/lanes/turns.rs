@@ -127,21 +127,22 @@ impl Turns {
     }
 
     pub(super) fn push_back<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32) {
-        let tenant_index = lanes[index].tenant;
-        let tail = self.tenants[tenant_index].tail;
-        lanes[index].link = Link {
+        let lane = &mut lanes[index];
+        let tenant_index = lane.tenant;
+        let tenant = &mut self.tenants[tenant_index];
+        let tail = std::mem::replace(&mut tenant.tail, index);
+        lane.link = Link {
             prev: tail,
             next: NONE,
             listed: true,
         };
+        self.ready += 1;
         if tail == NONE {
-            self.tenants[tenant_index].head = index;
+            tenant.head = index;
             self.ring_last(tenant_index);
         } else {
             lanes[tail].link.next = index;
         }
-        self.tenants[tenant_index].tail = index;
-        self.ready += 1;
     }
 
     pub(super) fn push_front<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32) {
@@ -161,8 +162,9 @@ impl Turns {
     }
 
     pub(super) fn remove<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32) {
-        let Link { prev, next, .. } = std::mem::replace(&mut lanes[index].link, Link::OUT);
-        let tenant_index = lanes[index].tenant;
+        let lane = &mut lanes[index];
+        let Link { prev, next, .. } = std::mem::replace(&mut lane.link, Link::OUT);
+        let tenant_index = lane.tenant;
         let tenant = &mut self.tenants[tenant_index];
         match prev {
             NONE => tenant.head = next,

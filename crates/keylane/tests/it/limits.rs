@@ -411,3 +411,42 @@ fn an_executor_can_be_built_for_a_runtime_it_is_not_inside_of() {
         .unwrap();
     assert_eq!(executor.submit("a", async { 7 }).join().ok(), Some(7));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_changes_at_once_the_later_one_is_in_force() {
+    let (asked, is_asked) = std::sync::mpsc::channel();
+    let (go_on, may_go_on) = std::sync::mpsc::channel();
+    let slow = Arc::new(std::sync::Mutex::new(None));
+    let by = {
+        let slow = slow.clone();
+        move |_: &&str| {
+            let waits: Option<std::sync::mpsc::Receiver<()>> = slow.lock().unwrap().take();
+            if let Some(may_go_on) = waits {
+                asked.send(()).unwrap();
+                may_go_on.recv().unwrap();
+            }
+            1
+        }
+    };
+    let executor = Executor::builder().lane_concurrency_by(by).build().unwrap();
+    let door = Door::closed();
+    let running = executor.submit("a", door.passes(()));
+    let with_queue = |most| Limits {
+        queue_limit_per_key: Some(most),
+        ..executor.limits()
+    };
+    *slow.lock().unwrap() = Some(may_go_on);
+    let (first, second) = (with_queue(5), with_queue(7));
+    let earlier = std::thread::spawn({
+        let executor = executor.clone();
+        move || executor.set_limits(first).unwrap()
+    });
+    is_asked.recv().unwrap();
+    executor.set_limits(second).unwrap();
+    go_on.send(()).unwrap();
+    earlier.join().unwrap();
+    assert_eq!(executor.limits().queue_limit_per_key, Some(7));
+    assert_eq!(executor.limits_of(&"a").queue, Some(7));
+    door.let_in(1);
+    running.await;
+}

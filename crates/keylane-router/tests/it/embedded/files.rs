@@ -70,6 +70,35 @@ async fn the_folder_is_made_for_its_owner_alone() {
     db.close().await;
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn the_files_are_their_owners_alone_also_in_a_folder_that_is_not() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("opens it");
+    let db = Db::open(folder.path(), Default::default()).expect("opens");
+    db.publish("q", messages(&["a1"]), true)
+        .await
+        .expect("published");
+    let mut modes: Vec<(String, u32)> = std::fs::read_dir(folder.path())
+        .expect("lists")
+        .map(|entry| {
+            let entry = entry.expect("an entry");
+            let mode = entry.metadata().expect("is there").permissions().mode();
+            (entry.file_name().into_string().expect("text"), mode & 0o777)
+        })
+        .collect();
+    modes.sort();
+    let names = [
+        "keylane.db",
+        "keylane.db-shm",
+        "keylane.db-wal",
+        "keylane.lock",
+    ];
+    assert_eq!(modes, names.map(|name| (name.to_owned(), 0o600)));
+    db.close().await;
+}
+
 #[tokio::test]
 async fn after_close_everything_answers_closed() {
     let bed = Bed::new();
@@ -79,7 +108,7 @@ async fn after_close_everything_answers_closed() {
     let db = bed.db.clone();
     let store = db.store();
     bed.db.close().await;
-    let refused = db.publish("q", messages(&["a2"]), true).await;
+    let refused = db.publish("q", messages(&["a2"]), false).await;
     assert_eq!(refused, Err(PublishError::Store(StoreError::Closed)));
     let settled = source.settler().ack(receipts(&out)).await;
     assert!(

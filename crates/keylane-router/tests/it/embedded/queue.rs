@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use keylane_router::embedded::{NewMessage, PublishError};
+use keylane_router::embedded::{EmbeddedSource, NewMessage, PublishError};
 use keylane_router::message::{BrokerId, Key};
 use keylane_router::plan::Keyless;
 use keylane_router::source::{Room, SettleError, Settler, Source};
@@ -141,16 +141,19 @@ async fn given_back_in_any_order_a_key_comes_again_in_its_own() {
     );
 }
 
-#[tokio::test]
-async fn a_key_given_back_with_a_delay_waits_whole_and_harms_no_other() {
+/// A queue whose only message, `a1`, was given back with this delay.
+async fn given_back(delay: Duration) -> (Bed, EmbeddedSource) {
     let bed = Bed::new();
     let mut source = bed.source("q").await;
     bed.publish("q", messages(&["a1"])).await;
     let out = receive(&mut source, 10).await;
-    source
-        .settler()
-        .give_back(receipts(&out), Duration::from_secs(30))
-        .await;
+    source.settler().give_back(receipts(&out), delay).await;
+    (bed, source)
+}
+
+#[tokio::test]
+async fn a_key_given_back_with_a_delay_waits_whole_and_harms_no_other() {
+    let (bed, mut source) = given_back(Duration::from_secs(30)).await;
     bed.publish("q", messages(&["a2", "b1"])).await;
     assert_eq!(names(&receive(&mut source, 10).await), ["b1"]);
 
@@ -160,26 +163,24 @@ async fn a_key_given_back_with_a_delay_waits_whole_and_harms_no_other() {
 
 #[tokio::test]
 async fn a_waiting_receive_wakes_when_a_delay_ends() {
-    let bed = Bed::new();
-    let mut source = bed.source("q").await;
-    bed.publish("q", messages(&["a1"])).await;
-    let out = receive(&mut source, 10).await;
-    source
-        .settler()
-        .give_back(receipts(&out), Duration::from_secs(30))
-        .await;
+    let (bed, mut source) = given_back(Duration::from_secs(30)).await;
     let waiting = tokio::spawn(async move { names(&receive(&mut source, 10).await) });
     tokio::task::yield_now().await;
     bed.clock.advance(Duration::from_secs(31));
     assert_eq!(waiting.await.expect("no panic"), ["a1"]);
 }
 
+fn delayed(name: &str, seconds: u64) -> NewMessage {
+    let mut delayed = message(name);
+    delayed.delay = Duration::from_secs(seconds);
+    delayed
+}
+
 #[tokio::test]
 async fn a_delayed_message_holds_its_key() {
     let bed = Bed::new();
     let mut source = bed.source("q").await;
-    let mut delayed = message("a1");
-    delayed.delay = Duration::from_secs(10);
+    let delayed = delayed("a1", 10);
     bed.publish("q", vec![delayed, message("a2"), message("b1")])
         .await;
     assert_eq!(names(&receive(&mut source, 10).await), ["b1"]);
@@ -190,8 +191,7 @@ async fn a_delayed_message_holds_its_key() {
 #[tokio::test]
 async fn a_delay_survives_a_restart() {
     let bed = Bed::new();
-    let mut delayed = message("a1");
-    delayed.delay = Duration::from_secs(10);
+    let delayed = delayed("a1", 10);
     bed.publish("q", vec![delayed, message("a2"), message("b1")])
         .await;
     bed.clock.advance(Duration::from_secs(4));
@@ -205,8 +205,7 @@ async fn a_delay_survives_a_restart() {
 #[tokio::test]
 async fn a_wall_clock_set_back_lengthens_no_delay() {
     let bed = Bed::new();
-    let mut delayed = message("a1");
-    delayed.delay = Duration::from_secs(30);
+    let delayed = delayed("a1", 30);
     bed.publish("q", vec![delayed]).await;
     bed.clock.set_wall_back(Duration::from_secs(3 * 3600));
     let bed = bed.restart().await;

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use keylane_router::StartError;
 use keylane_router::embedded::NewMessage;
-use keylane_router::plan::{KeyPlan, Plan, PoolPlan, Rate};
+use keylane_router::plan::{KeyPlan, Overflow, Plan, PoolPlan, Rate};
 use keylane_router::testing::{Answer, Request, fixed};
 use tokio::sync::Semaphore;
 
-use super::top::{Top, quick_plan, until};
+use super::top::{Top, ill_while, quick_plan, until};
 
 fn pool(plan: &mut Plan) -> &mut PoolPlan {
     plan.pools.get_mut("default").unwrap()
@@ -42,6 +43,107 @@ async fn fc_5_a_full_lane_is_refused_to_the_source_and_others_go_on() {
         "what had no room went back"
     );
     open.store(true, Ordering::SeqCst);
+    top.drained().await;
+    assert!(top.is_green());
+}
+
+/// How many of 10 messages of a key their lane takes, while the first of them runs.
+async fn held_of_ten(plan: Plan, key: &'static str) -> usize {
+    let folder = tempfile::tempdir().unwrap();
+    let db = keylane_router::embedded::Db::open(folder.path(), Default::default()).unwrap();
+    let (source, feeder) = super::test_source::test_source("t");
+    let go = Arc::new(Semaphore::new(0));
+    let gate = go.clone();
+    let dispatch = keylane_router::dispatch::handler_fn(move |_| {
+        let gate = gate.clone();
+        async move {
+            gate.acquire().await.unwrap().forget();
+            keylane_router::outcome::Outcome::Delivered
+        }
+    });
+    let builder = keylane_router::Router::builder()
+        .plan(plan)
+        .store(db.store())
+        .dispatch(dispatch);
+    let source = source.returning();
+    let router = builder.source("t", source).start().await.unwrap();
+    let fed = |id| super::test_source::Fed {
+        id,
+        key: Some(key),
+        body: format!(r#"{{"id":"{id}","mediationTarget":"http://127.0.0.1:1/"}}"#),
+    };
+    feeder.feed(vec![fed(1)]);
+    until("the first runs", || router.pools()[0].in_flight == 1).await;
+    feeder.feed((2..=10).map(fed).collect());
+    let held = || {
+        let pool = &router.pools()[0];
+        pool.queued + pool.in_flight
+    };
+    let counters = router.counters().of(&"t".into(), &"default".into());
+    until("each was taken or given back", || {
+        held() as u64 + counters.returned.get() == 10
+    })
+    .await;
+    let held = held();
+    go.add_permits(10);
+    feeder.settled(10).await;
+    held
+}
+
+#[tokio::test]
+async fn lane_capacity_counts_all_that_is_held_of_a_key_running_ones_too() {
+    let mut plan = quick_plan();
+    pool(&mut plan).lane_capacity = NonZeroUsize::new(3).unwrap();
+    assert_eq!(held_of_ten(plan.clone(), "k").await, 3);
+    pool(&mut plan).lane_capacity = NonZeroUsize::MIN;
+    assert_eq!(held_of_ten(plan, "k").await, 1);
+}
+
+#[tokio::test]
+async fn lane_capacity_by_key_pattern_holds() {
+    let mut plan = quick_plan();
+    pool(&mut plan).lane_capacity = NonZeroUsize::new(2).unwrap();
+    pool(&mut plan).keys = vec![KeyPlan {
+        pattern: "vip:*".to_owned(),
+        lane_concurrency: None,
+        lane_capacity: NonZeroUsize::new(5),
+        per_key_rate: None,
+    }];
+    assert_eq!(held_of_ten(plan.clone(), "vip:1").await, 5);
+    assert_eq!(held_of_ten(plan, "plain").await, 2);
+}
+
+#[tokio::test]
+async fn a_reload_refuses_what_a_start_refuses_and_changes_nothing() {
+    let plan = quick_plan();
+    let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
+    let mut spilling = plan;
+    pool(&mut spilling).overflow = Some(Overflow::Spill);
+    pool(&mut spilling).concurrency = NonZeroUsize::MIN.into();
+    let refused = top.router.reload(spilling).await;
+    assert_eq!(refused, Err(StartError::NoSpill("default".into())));
+    let concurrency = top.router.plan().pools["default"].concurrency;
+    assert_eq!(concurrency, quick_plan().pools["default"].concurrency);
+}
+
+#[tokio::test]
+async fn breaker_settings_act_on_reload() {
+    let mut plan = quick_plan();
+    plan.breaker.failures = 0.5;
+    plan.breaker.window = NonZeroUsize::new(2).unwrap();
+    plan.breaker.open = Duration::from_secs(3600);
+    pool(&mut plan).retry.max_attempts = NonZeroUsize::new(1000).unwrap();
+    let ill = Arc::new(AtomicBool::new(true));
+    let top = Top::new(plan.clone(), ill_while(&ill)).await;
+    top.publish_all(&[("a", 1), ("b", 1)]).await;
+    until("the breaker has opened", || {
+        top.counters().attempts_failed.get() >= 2 && top.router.pools()[0].in_flight == 0
+    })
+    .await;
+    ill.store(false, Ordering::SeqCst);
+    // Still open for an hour: only the new setting lets anything through.
+    plan.breaker.open = Duration::from_millis(20);
+    top.router.reload(plan).await.unwrap();
     top.drained().await;
     assert!(top.is_green());
 }
@@ -245,14 +347,7 @@ async fn fc_15_an_open_breaker_holds_its_lanes_uses_no_attempt_and_closes_on_suc
     plan.breaker.probes = NonZeroUsize::new(1).unwrap();
     pool(&mut plan).retry.max_attempts = NonZeroUsize::new(1000).unwrap();
     let ill = Arc::new(AtomicBool::new(true));
-    let answers = {
-        let ill = ill.clone();
-        move |_: &Request| match ill.load(Ordering::SeqCst) {
-            true => Answer::status(500),
-            false => Answer::ok(),
-        }
-    };
-    let top = Top::new(plan, answers).await;
+    let top = Top::new(plan, ill_while(&ill)).await;
     let keys: Vec<String> = (0..20).map(|k| format!("k{k}")).collect();
     let messages: Vec<(&str, u64)> = keys.iter().map(|key| (key.as_str(), 1)).collect();
     top.publish_all(&messages).await;

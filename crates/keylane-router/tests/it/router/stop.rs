@@ -10,7 +10,7 @@ use keylane_router::plan::{OnExhausted, Plan};
 use keylane_router::store::{LaneName, Store};
 use keylane_router::testing::{Answer, Request, fixed};
 
-use super::top::{Top, quick_plan, start, until};
+use super::top::{Top, ill_while, quick_plan, start, until};
 
 fn lane(key: &str) -> LaneName {
     LaneName {
@@ -124,14 +124,7 @@ fn parking() -> Plan {
 /// A key "a" whose 1 … 3 are parked because its target was ill; it is well now.
 async fn parked() -> Top {
     let ill = Arc::new(AtomicBool::new(true));
-    let answers = {
-        let ill = ill.clone();
-        move |_: &Request| match ill.load(Ordering::SeqCst) {
-            true => Answer::status(500),
-            false => Answer::ok(),
-        }
-    };
-    let top = Top::new(parking(), answers).await;
+    let top = Top::new(parking(), ill_while(&ill)).await;
     top.publish_all(&[("a", 1), ("a", 2), ("a", 3)]).await;
     top.drained().await;
     ill.store(false, Ordering::SeqCst);

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use keylane_router::Router;
@@ -11,7 +12,7 @@ use keylane_router::embedded::{Db, NewMessage, Options};
 use keylane_router::history::{self, By, Event, EventKind, Recorder};
 use keylane_router::message::Key;
 use keylane_router::plan::{Keyless, Plan, PoolPlan, SourcePlan};
-use keylane_router::testing::{Behaviour, Target};
+use keylane_router::testing::{Answer, Behaviour, Request, Target};
 
 /// Everything of one test; the folder goes with it.
 pub(crate) struct Top {
@@ -129,6 +130,15 @@ impl Top {
             history.push(&event);
         }
         history::check(history, options)
+    }
+}
+
+/// Answers 500 while it is ill.
+pub(crate) fn ill_while(ill: &Arc<AtomicBool>) -> impl Fn(&Request) -> Answer + use<> {
+    let ill = ill.clone();
+    move |_| match ill.load(Ordering::SeqCst) {
+        true => Answer::status(500),
+        false => Answer::ok(),
     }
 }
 
