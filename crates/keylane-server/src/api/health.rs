@@ -49,14 +49,24 @@ pub(super) async fn live() -> Json<Value> {
 
 /// Whether it does its work; with everything that is wrong.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
-    let mut problems: Vec<Value> = app.router.problems().iter().map(told).collect();
+    let known = app.router.problems();
+    // An order that was broken is shown for ever; taking the program out would mend nothing.
+    let (past, now): (Vec<_>, Vec<_>) = known
+        .iter()
+        .partition(|problem| problem.trouble == Trouble::Order);
+    let past: Vec<Value> = past.into_iter().map(told).collect();
+    let mut problems: Vec<Value> = now.into_iter().map(told).collect();
     problems.extend(app.publishing.problem());
     if app.stopping.is_cancelled() {
         problems.push(json!({"trouble": "stopping", "detail": "the router is stopping"}));
     }
-    if problems.is_empty() {
+    if problems.is_empty() && past.is_empty() {
         return Json(json!({"status": "ready"})).into_response();
     }
+    if problems.is_empty() {
+        return Json(json!({"status": "ready", "problems": past})).into_response();
+    }
+    problems.extend(past);
     let body = json!({"status": "not ready", "problems": problems});
     (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
 }
@@ -65,6 +75,7 @@ fn told(problem: &Problem) -> Value {
     let trouble = match &problem.trouble {
         Trouble::Store => json!({"trouble": "store"}),
         Trouble::Source(name) => json!({"trouble": "source", "source": name}),
+        Trouble::Order => json!({"trouble": "order"}),
     };
     let mut told = trouble;
     told["detail"] = json!(problem.text);
