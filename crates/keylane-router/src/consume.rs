@@ -9,6 +9,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::Scale;
 use crate::counters::Counters;
 use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
 use crate::health::Trouble;
@@ -36,6 +37,8 @@ pub(crate) struct Consumer {
     pub(crate) name: Arc<str>,
     pub(crate) plan: SourcePlan,
     pub(crate) features: Features,
+    /// Of its positions, where it has some.
+    pub(crate) scale: Option<Scale>,
     /// Receives nothing more.
     pub(crate) stop: CancellationToken,
     /// The receiving and the settling task.
@@ -68,6 +71,7 @@ pub(crate) fn start<S: Source>(
 ) -> Arc<Consumer> {
     let features = source.features();
     router.announce(&name, &features);
+    let scale = features.positions.then(|| router.shared.audit.new_scale());
     let (to_settle, settlements) = mpsc::unbounded_channel();
     let held = Arc::new(Held::default());
     let stop = router.stop_taking.child_token();
@@ -85,6 +89,7 @@ pub(crate) fn start<S: Source>(
         source,
         plan: plan.clone(),
         features: features.clone(),
+        scale,
         held: held.clone(),
         to_settle,
         router,
@@ -103,6 +108,7 @@ pub(crate) fn start<S: Source>(
         name,
         plan,
         features,
+        scale,
         stop,
         tasks,
         held,
@@ -246,6 +252,7 @@ struct Consume<S: Source> {
     source: S,
     plan: SourcePlan,
     features: Features,
+    scale: Option<Scale>,
     held: Arc<Held<S::Receipt>>,
     to_settle: mpsc::UnboundedSender<Settled<BrokerId>>,
     router: Arc<Inner>,
@@ -350,6 +357,7 @@ impl<S: Source> Consume<S> {
         let loan = Loan {
             identity: received.identity,
             position: received.position,
+            scale: self.scale,
             batch: received.batch,
             body: received.body,
             headers: received.headers,
@@ -391,6 +399,7 @@ impl<S: Source> Consume<S> {
             return counters.clone();
         }
         let counters = self.router.counters.of(&self.name, &pool.name);
+        counters.set_audited(self.scale.is_some());
         self.counters.insert(pool.name.clone(), counters.clone());
         counters
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -79,6 +79,10 @@ pub struct Counters {
     pub attempts_cut: Counter,
     pub attempt_seconds: Histogram,
     pub wait_seconds: Histogram,
+    /// First starts that came after a later one of their key, as far as was looked.
+    pub ordering_violations: Counter,
+    /// Whether the source has positions to look at.
+    audited: AtomicBool,
 }
 
 /// Source and pool.
@@ -198,6 +202,7 @@ impl Registry {
         for (labels, counters) in &all {
             histogram(&mut out, "wait_seconds", labels, &counters.wait_seconds);
         }
+        render_violations(&mut out, &all);
         series(
             &mut out,
             "unknown_pool_total",
@@ -215,6 +220,10 @@ impl Registry {
 }
 
 impl Counters {
+    pub(crate) fn set_audited(&self, audited: bool) {
+        self.audited.store(audited, Ordering::Relaxed);
+    }
+
     /// Ways in which a message leaves.
     pub fn resolved(&self) -> [(&'static str, &Counter); 7] {
         [
@@ -238,6 +247,26 @@ impl Counters {
             ("refused", &self.attempts_refused),
             ("cut", &self.attempts_cut),
         ]
+    }
+}
+
+/// Absent where nobody looks: a 0 would say that all is well.
+fn render_violations(out: &mut String, all: &[(Labels, Arc<Counters>)]) {
+    let name = "ordering_violations_total";
+    let audited = |counters: &Counters| counters.audited.load(Ordering::Relaxed);
+    let mut audited = all
+        .iter()
+        .filter(|(_, counters)| audited(counters))
+        .peekable();
+    if audited.peek().is_some() {
+        let help = "First starts after a later one of their key, among the keys that are watched.";
+        let _ = writeln!(
+            out,
+            "# HELP keylane_{name} {help}\n# TYPE keylane_{name} counter"
+        );
+    }
+    for (labels, counters) in audited {
+        line(out, name, labels, "", counters.ordering_violations.get());
     }
 }
 

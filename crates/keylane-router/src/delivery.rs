@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::audit::Scale;
 use crate::counters::Counters;
 use crate::lane::LaneId;
 use crate::message::{BrokerId, Identity, Message};
@@ -71,6 +72,8 @@ pub(crate) struct Settled<I> {
 pub(crate) struct Delivery {
     pub(crate) identity: Identity,
     pub(crate) position: Option<u64>,
+    /// What its position can be compared with, where the source has positions.
+    pub(crate) scale: Option<Scale>,
     pub(crate) batch: BatchId,
     pub(crate) body: Bytes,
     pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
@@ -94,6 +97,8 @@ pub(crate) struct Delivery {
 pub(crate) struct Loan {
     pub(crate) identity: Identity,
     pub(crate) position: Option<u64>,
+    /// What its position can be compared with, where the source has positions.
+    pub(crate) scale: Option<Scale>,
     pub(crate) batch: BatchId,
     pub(crate) body: Bytes,
     pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
@@ -111,6 +116,7 @@ impl Delivery {
         Self {
             identity: loan.identity,
             position: loan.position,
+            scale: loan.scale,
             batch: loan.batch,
             body: loan.body,
             headers: loan.headers,

@@ -11,6 +11,9 @@ pub enum Trouble {
     Store,
     /// A source cannot be read or settled with.
     Source(std::sync::Arc<str>),
+    /// A message was started after a later one of its key. That cannot be made good, so it is
+    /// shown until the end of the process; it keeps nothing from working.
+    Order,
 }
 
 /// One thing that is wrong.
@@ -35,13 +38,19 @@ pub struct Health {
 impl Health {
     /// Something is wrong; logged when it is new.
     pub fn trouble(&self, trouble: Trouble, text: String) {
+        if self.note(trouble.clone(), text.clone()) {
+            tracing::error!("{trouble:?}: {text}");
+        }
+    }
+
+    /// Something is wrong, and the caller says so in the log. Whether it is new.
+    pub(crate) fn note(&self, trouble: Trouble, text: String) -> bool {
         let mut problems = self.lock();
         if let Some(known) = problems.get_mut(&trouble) {
             known.times += 1;
             known.text = text;
-            return;
+            return false;
         }
-        tracing::error!("{trouble:?}: {text}");
         let problem = Problem {
             trouble: trouble.clone(),
             text,
@@ -49,6 +58,7 @@ impl Health {
             times: 1,
         };
         problems.insert(trouble, problem);
+        true
     }
 
     /// It is well again; logged when it was not.

@@ -1,5 +1,6 @@
 //! Messages in from sources, through named pools, out to their targets: in order per key.
 
+mod audit;
 pub mod breaker;
 mod consume;
 pub mod counters;

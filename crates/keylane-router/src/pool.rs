@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
+use crate::audit::{Audit, Line, Start, Violation};
 use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
 use crate::delivery::{Delivery, Fate, Settlement};
@@ -24,7 +25,8 @@ use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
-use crate::store::{AuditEntry, DeadLetter, FailedAttempt, LaneName, Store, StoreError};
+use crate::route::DEFAULT;
+use crate::store::{AuditEntry, DeadLetter, FailedAttempt, LaneName, Stay, Store, StoreError};
 use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 
@@ -44,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) returns: RwLock<HashMap<Arc<str>, bool>>,
     /// Heads that an operator wants skipped if the attempt under way fails.
     pub(crate) skips: Mutex<HashMap<Identity, Skip>>,
+    /// Looks at the order of first starts.
+    pub(crate) audit: Audit,
     /// Where the router's part of a history is written down, if anywhere.
     pub(crate) history: Option<Arc<Recorder>>,
 }
@@ -399,6 +403,7 @@ impl Attempts {
             Err(()) => return self.wait_for_breaker(delivery),
         };
         let plan = current(&self.plan);
+        self.audit(&delivery, &lane, &plan);
         // A crash repeats what runs and what is not settled: never more than twice what may run.
         let most = plan
             .concurrency
@@ -431,6 +436,50 @@ impl Attempts {
         let head = self.head(&delivery, &lane);
         let next = process::judge(&plan, outcome, head);
         self.follow(delivery, lane, next).await
+    }
+
+    /// Looks whether it is the turn of this message, by the positions of its source.
+    fn audit(&self, delivery: &Delivery, lane: &LaneId, plan: &PoolPlan) {
+        let (Some(scale), Some(position)) = (delivery.scale, delivery.position) else {
+            return;
+        };
+        if matches!(lane, LaneId::Alone { .. }) {
+            return;
+        }
+        let line = Line {
+            scale,
+            pool: delivery.message.pool.as_deref().unwrap_or(DEFAULT),
+            key: lane.key(),
+        };
+        let start = if lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch {
+            Start::Loose
+        } else if delivery.is_stored() || delivery.stay != Stay::default() {
+            Start::Again
+        } else {
+            Start::First
+        };
+        if let Some(violation) = self.shared.audit.start(line, position, start) {
+            self.overtaken(delivery, violation);
+        }
+    }
+
+    #[cold]
+    fn overtaken(&self, delivery: &Delivery, violation: Violation) {
+        delivery.counters.ordering_violations.one();
+        let Violation { position, after } = violation;
+        let (identity, pool) = (&delivery.identity, &*self.name);
+        let key = match &delivery.message.key {
+            Some(key) => format!("key `{key}`"),
+            None => "the keyless messages".to_owned(),
+        };
+        let text = format!(
+            "source `{}`, pool `{pool}`, {key}: the message at position {position} was started after the one at {after}; please report this with the log around it",
+            identity.source
+        );
+        if self.shared.audit.may_log(std::time::Instant::now()) {
+            tracing::error!(%identity, pool, position, after, "ORDER VIOLATED: {text}");
+        }
+        self.shared.health.note(Trouble::Order, text);
     }
 
     fn attempt_of(&self, delivery: &Delivery, plan: &PoolPlan, slot: usize) -> Attempt {

@@ -108,6 +108,7 @@ impl Replay {
         let counters = self.router.counters.of(&self.lane.source, &self.pool.name);
         let lane = LaneId::of(&self.lane);
         let loan = Loan {
+            scale: self.router.scale_of(&stored.identity.source),
             identity: stored.identity,
             position: stored.position,
             batch: BatchId(row.row),

@@ -8,6 +8,7 @@ use keylane::Permits;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::audit::{Audit, Scale};
 use crate::breaker::Breakers;
 use crate::consume::{self, Consumer};
 use crate::counters::{PoolGauges, Registry};
@@ -412,6 +413,7 @@ impl Inner {
             cut: CancellationToken::new(),
             returns: RwLock::default(),
             skips: Mutex::default(),
+            audit: Audit::default(),
             history,
         });
         let permits = Permits::new(most_in_flight(&plan));
@@ -520,6 +522,11 @@ impl Inner {
             .get(source)
             .map(|consumer| consumer.plan.envelope.clone());
         plan.unwrap_or(Envelope::Keylane)
+    }
+
+    /// What positions of this source can be compared with now.
+    pub(crate) fn scale_of(&self, source: &str) -> Option<Scale> {
+        self.consumers().get(source)?.scale
     }
 
     /// Says at start-up what a source cannot promise.

@@ -85,7 +85,9 @@ pub struct Received<R> {
     pub identity: Identity,
     /// The broker's own ordering key, when it has one. Wins over the body's.
     pub key: Option<Key>,
-    /// Monotone per lane, where the source has positions.
+    /// Where the message is in its queue: grows within a key, and is the same when the message
+    /// comes again. Looked at only with [`Features::positions`]; without one a message is not
+    /// watched.
     pub position: Option<u64>,
     /// Which poll it came with.
     pub batch: BatchId,
@@ -130,7 +132,9 @@ pub struct Features {
     /// When an ack is answered it took effect. Otherwise it may be lost on its way, and what was
     /// acked is remembered for a while.
     pub confirmed_acks: bool,
-    /// Received positions are monotone per lane.
+    /// [`Received::position`] tells the order that the source promises: the router then counts
+    /// first starts that break it (`ordering_violations_total`). `false` where there are no
+    /// positions or no order is promised.
     pub positions: bool,
     /// Whether keyless messages run one at a time unless configured.
     pub keyless_serial: bool,

@@ -16,6 +16,7 @@ const PERMITS: &str = "crates/keylane/src/permits.rs";
 
 const POOL: &str = "crates/keylane-router/src/pool.rs";
 const PROCESS: &str = "crates/keylane-router/src/process.rs";
+const AUDIT: &str = "crates/keylane-router/src/audit.rs";
 const CONSUME: &str = "crates/keylane-router/src/consume.rs";
 const ROUTE: &str = "crates/keylane-router/src/route.rs";
 const ROUTER: &str = "crates/keylane-router/src/router.rs";
@@ -88,6 +89,14 @@ const SECRETS: TestRun = TestRun {
     package: "keylane-server",
     target: &["--test", "it"],
     filter: "secrets::",
+    env: &[],
+};
+
+/// Only the tests that look at what the router says of its own order.
+const AUDITED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::audit::",
     env: &[],
 };
 
@@ -523,6 +532,30 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        run.ids.push(settled.id);\n",
         replace: "        run.ids.insert(0, settled.id);\n",
         test: ROUTED,
+    },
+    Mutation {
+        name: "newest-of-a-batch-first",
+        invariant: "R1",
+        file: CONSUME,
+        find: "        for received in batch {\n",
+        replace: "        for received in batch.into_iter().rev() {\n",
+        test: AUDITED,
+    },
+    Mutation {
+        name: "audit-looks-away",
+        invariant: "R1",
+        file: AUDIT,
+        find: "        let late = judged && at < self.count;\n",
+        replace: "        let late = judged && at > self.count;\n",
+        test: AUDITED,
+    },
+    Mutation {
+        name: "audit-cries-over-what-comes-again",
+        invariant: "R1",
+        file: AUDIT,
+        find: "        let at = found.err()?;\n",
+        replace: "        let at = found.unwrap_or_else(|at| at);\n",
+        test: AUDITED,
     },
     Mutation {
         name: "runner-retires-without-looking-again",

@@ -49,22 +49,35 @@ pub(super) async fn live() -> Json<Value> {
 
 /// Whether it does its work; with everything that is wrong.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
-    let mut problems: Vec<Value> = app.router.problems().iter().map(told).collect();
-    problems.extend(app.publishing.problem());
+    let mut more: Vec<Value> = app.publishing.problem().into_iter().collect();
     if app.stopping.is_cancelled() {
-        problems.push(json!({"trouble": "stopping", "detail": "the router is stopping"}));
+        more.push(json!({"trouble": "stopping", "detail": "the router is stopping"}));
     }
-    if problems.is_empty() {
-        return Json(json!({"status": "ready"})).into_response();
+    let (status, body) = readiness(&app.router.problems(), more);
+    (status, Json(body)).into_response()
+}
+
+fn readiness(known: &[Problem], more: Vec<Value>) -> (StatusCode, Value) {
+    // An order that was broken is shown for ever; to take the program out would mend nothing.
+    let keeps_from_work = |problem: &Problem| problem.trouble != Trouble::Order;
+    let works = more.is_empty() && !known.iter().any(keeps_from_work);
+    let problems: Vec<Value> = known.iter().map(told).chain(more).collect();
+    let (code, status) = match works {
+        true => (StatusCode::OK, "ready"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "not ready"),
+    };
+    let mut body = json!({"status": status});
+    if !problems.is_empty() {
+        body["problems"] = json!(problems);
     }
-    let body = json!({"status": "not ready", "problems": problems});
-    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+    (code, body)
 }
 
 fn told(problem: &Problem) -> Value {
     let trouble = match &problem.trouble {
         Trouble::Store => json!({"trouble": "store"}),
         Trouble::Source(name) => json!({"trouble": "source", "source": name}),
+        Trouble::Order => json!({"trouble": "order"}),
     };
     let mut told = trouble;
     told["detail"] = json!(problem.text);
@@ -73,4 +86,39 @@ fn told(problem: &Problem) -> Value {
     let since = problem.since.elapsed().unwrap_or_default();
     told["forSeconds"] = json!(since.as_secs());
     told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(trouble: Trouble) -> Problem {
+        Problem {
+            trouble,
+            text: "details".to_owned(),
+            since: std::time::SystemTime::now(),
+            times: 2,
+        }
+    }
+
+    #[test]
+    fn a_broken_order_is_shown_and_the_program_stays_ready() {
+        let (status, body) = readiness(&[problem(Trouble::Order)], Vec::new());
+        assert_eq!(status, StatusCode::OK);
+        assert_eq!(body["status"], "ready");
+        assert_eq!(body["problems"][0]["trouble"], "order");
+        assert_eq!(body["problems"][0]["times"], 2);
+    }
+
+    #[test]
+    fn whatever_keeps_it_from_work_makes_it_not_ready() {
+        let both = [problem(Trouble::Store), problem(Trouble::Order)];
+        let (status, body) = readiness(&both, Vec::new());
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(body["problems"].as_array().map(Vec::len), Some(2));
+        let (status, _) = readiness(&[], vec![json!({"trouble": "stopping"})]);
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        let all_is_well = (StatusCode::OK, json!({"status": "ready"}));
+        assert_eq!(readiness(&[], Vec::new()), all_is_well);
+    }
 }

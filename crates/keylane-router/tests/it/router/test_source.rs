@@ -96,6 +96,18 @@ impl TestSource {
         self
     }
 
+    /// As a broker whose acks are confirmed: what comes again was not acked.
+    pub(crate) fn confirming(mut self) -> Self {
+        self.features.confirmed_acks = true;
+        self
+    }
+
+    /// As a broker that says nothing of where its messages are.
+    pub(crate) fn without_positions(mut self) -> Self {
+        self.features.positions = false;
+        self
+    }
+
     /// Keyless messages one after the other.
     pub(crate) fn serial(mut self) -> Self {
         self.features.keyless_serial = true;
