@@ -166,6 +166,8 @@ type Spawned = (usize, u64, AbortHandle);
 pub(crate) struct Shell<K, W: Types> {
     pub(crate) work: Arc<W>,
     inbox: Mutex<Inbox<K, W::Job>>,
+    /// Runs that ended as tasks of their own, to be reported by the next runner that looks.
+    ends: Mutex<Vec<EndedRun<W>>>,
     state: Mutex<State<K, W::Job>>,
     spawner: Spawner,
     workers: usize,
@@ -231,6 +233,7 @@ where
                 runners: 0,
                 again: false,
             }),
+            ends: Mutex::new(Vec::new()),
             state: Mutex::new(State {
                 lanes: Lanes::new(limits),
                 taken: Vec::new(),
@@ -592,7 +595,19 @@ where
         if let Some(shell) = self.me.upgrade() {
             // Made inside: where the runtime is gone, there is no runner, and nothing to take over.
             self.spawner
-                .spawn(async move { Runner::new(shell, Vec::new()).run().await });
+                .spawn(async move { Runner::new(shell).run().await });
+        }
+    }
+
+    /// Starts a runner that first lets others run: thousands of runs may end in the same moment,
+    /// and are then reported at once.
+    fn start_collector(&self) {
+        if let Some(shell) = self.me.upgrade() {
+            let runner = Runner::new(shell);
+            self.spawner.spawn(async move {
+                crate::rt::yield_now().await;
+                runner.run().await;
+            });
         }
     }
 
@@ -670,8 +685,8 @@ where
     }
 }
 
-/// What one runner carries from lock to lock. Dropped before it has retired (the run it came from
-/// was stopped a moment too late, or the runtime goes), it leaves that to other runners.
+/// What one runner carries from lock to lock. Dropped before it has retired (the runtime goes), it
+/// leaves that to other runners.
 struct Runner<K, W>
 where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
@@ -689,10 +704,10 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    fn new(shell: Arc<Shell<K, W>>, ended: Vec<EndedRun<W>>) -> Self {
+    fn new(shell: Arc<Shell<K, W>>) -> Self {
         Self {
             shell,
-            ended,
+            ended: Vec::new(),
             spawned: Vec::new(),
             batch: Vec::new(),
             retired: false,
@@ -726,6 +741,7 @@ where
         let shell = self.shell.clone();
         let mut state = lock(&shell.state);
         state.take_in(&shell.inbox);
+        self.ended.append(&mut shell.take_ends());
         let ends = shell.report(&mut state, &mut self.ended, &mut self.spawned);
         let full = shell.fill(&mut state, &mut self.batch);
         let mut out = shell.finish(&mut state);
@@ -791,6 +807,10 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
+    fn take_ends(&self) -> Vec<EndedRun<W>> {
+        std::mem::take(&mut lock(&self.ends))
+    }
+
     /// Tells the lanes what ended and notes how to stop what was started.
     fn report(
         &self,
@@ -932,12 +952,18 @@ where
         true
     }
 
-    /// A run of its own ended: this task becomes a runner where there is need of one.
-    fn join_runners(&self) -> bool {
+    /// A run of its own ended: a runner will report it, with all that end about now.
+    fn leave_end(&self, ended: EndedRun<W>) {
+        lock(&self.ends).push(ended);
         let mut inbox = lock(&self.inbox);
-        let join = inbox.runners < self.workers;
-        inbox.runners += usize::from(join);
-        join
+        // Also beside another runner: that one may be in the middle of a long poll.
+        if inbox.runners < self.workers {
+            inbox.runners += 1;
+            drop(inbox);
+            self.start_collector();
+        } else {
+            inbox.again = true;
+        }
     }
 }
 
@@ -957,16 +983,10 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    /// Sees the run to its end, then goes on as a runner where there is need of one.
+    /// Sees the run to its end.
     async fn drive(mut self) {
         let ended = std::future::poll_fn(|cx| self.poll(cx)).await;
-        let shell = self.shell.clone();
-        drop(self);
-        if shell.join_runners() {
-            Runner::new(shell, vec![ended]).run().await;
-        } else {
-            shell.end_one(ended);
-        }
+        self.shell.leave_end(ended);
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
@@ -1024,6 +1044,7 @@ where
             (ticket, Ended::Hold { job, hold })
         });
         ended.extend(unstarted);
+        ended.append(&mut self.take_ends());
         lock(&self.inbox).runners -= 1;
         let mut state = lock(&self.state);
         let ends = self.report(&mut state, ended, spawned);
