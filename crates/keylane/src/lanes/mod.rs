@@ -807,6 +807,8 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             if self.lanes[index].stale {
                 let own = spec(&self.lanes[index].key);
                 self.respec(index, own);
+                // What waited for its old rate may start now, and takes its part of the room.
+                self.count_go(index);
             }
             return index;
         }
