@@ -2,6 +2,10 @@
 
 mod audit;
 pub mod breaker;
+#[cfg(any(feature = "conformance", feature = "testing"))]
+mod chance;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod consume;
 pub mod counters;
 mod delivery;

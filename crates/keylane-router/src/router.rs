@@ -301,6 +301,12 @@ impl Builder {
         self
     }
 
+    /// As [`Self::store`], for a store that others have too.
+    pub fn shared_store(mut self, store: Arc<dyn Store>) -> Self {
+        self.store = Some(store);
+        self
+    }
+
     /// How targets are called. Default: over HTTP.
     pub fn dispatch(mut self, dispatch: impl Dispatch) -> Self {
         self.dispatch = Some(Arc::new(dispatch));

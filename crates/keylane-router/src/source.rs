@@ -138,6 +138,32 @@ pub struct Features {
     pub positions: bool,
     /// Whether keyless messages run one at a time unless configured.
     pub keyless_serial: bool,
+    /// What keeps the order of a key when several instances read the queue.
+    pub several: Several,
+}
+
+/// What keeps the order of a key when several instances read one queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Several {
+    /// There is only one: whoever has the queue owns it, and a second is refused.
+    OneOwner,
+    /// One of them is handed messages, the others wait for its end.
+    OneActive,
+    /// While messages of a key are out, no other instance is handed one of it.
+    KeyLock,
+    /// Each key belongs to one of them; it moves with nothing of it out.
+    KeyOwner,
+    /// Each partition belongs to one of them, with all keys in it.
+    Partitions,
+    /// Nothing: order is promised for one instance only.
+    Nothing,
+}
+
+impl Several {
+    /// Whether several instances may read the queue and each key stays in order.
+    pub fn is_ordered(self) -> bool {
+        !matches!(self, Self::OneOwner | Self::Nothing)
+    }
 }
 
 /// A receive that failed; the consumer backs off and tries again.

@@ -15,7 +15,9 @@ use super::schema::classify;
 use super::stores;
 use super::writer::{Failure, Tx, Write};
 use crate::message::{BrokerId, Identity};
-use crate::source::{BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError};
+use crate::source::{
+    BatchId, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
+};
 
 /// What settles one message: its sequence, and the claim it came with, so that a receipt of an
 /// earlier loan settles nothing.
@@ -160,6 +162,7 @@ impl Source for EmbeddedSource {
             confirmed_acks: true,
             positions: true,
             keyless_serial: true,
+            several: Several::OneOwner,
         }
     }
 

@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,6 +9,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use tokio::time::Instant;
 
 use super::target::Request;
+use crate::chance::Chance;
 use crate::dispatch::answer;
 use crate::outcome::Outcome;
 
@@ -135,7 +135,7 @@ pub fn fixed(answer: Answer) -> impl Behaviour {
 pub fn random(seed: u64, answers: Vec<(u32, Answer)>) -> Draw {
     assert!(answers.iter().any(|(weight, _)| *weight > 0), "no weights");
     Draw {
-        state: AtomicU64::new(seed),
+        chance: Chance::new(seed),
         answers,
     }
 }
@@ -143,7 +143,7 @@ pub fn random(seed: u64, answers: Vec<(u32, Answer)>) -> Draw {
 /// Made by [`random`].
 #[derive(Debug)]
 pub struct Draw {
-    state: AtomicU64,
+    chance: Chance,
     answers: Vec<(u32, Answer)>,
 }
 
@@ -154,7 +154,7 @@ impl Behaviour for Draw {
             .iter()
             .map(|(weight, _)| u64::from(*weight))
             .sum();
-        let mut left = self.next() % total;
+        let mut left = self.chance.next() % total;
         for (weight, answer) in &self.answers {
             match left.checked_sub(u64::from(*weight)) {
                 Some(rest) => left = rest,
@@ -162,19 +162,5 @@ impl Behaviour for Draw {
             }
         }
         unreachable!("the lot is below the sum of the weights")
-    }
-}
-
-impl Draw {
-    /// SplitMix64: a row of good numbers from a counter.
-    fn next(&self) -> u64 {
-        const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-        let mut z = self
-            .state
-            .fetch_add(STEP, Ordering::Relaxed)
-            .wrapping_add(STEP);
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
     }
 }

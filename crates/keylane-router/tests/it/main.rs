@@ -3,6 +3,7 @@
 mod bomb;
 mod breaker;
 mod certificate;
+mod conformance;
 mod dispatch;
 #[cfg(feature = "embedded")]
 mod embedded;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::source::{
-    BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError,
+    BatchId, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -71,6 +71,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         confirmed_acks: false,
         positions: true,
         keyless_serial: false,
+        several: Several::Nothing,
     };
     let source = TestSource {
         name: name.clone(),

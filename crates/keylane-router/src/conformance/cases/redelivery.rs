@@ -1,0 +1,83 @@
+//! The same message again, equal ids, lost acks (FC-11 … FC-13).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::conformance::rig::{Rig, Setup, ensure, envelope, keys};
+use crate::conformance::subject::{Fault, Published};
+use crate::conformance::suite::{End, Summary};
+use crate::conformance::target::{Answer, label};
+
+pub(super) async fn redelivered_while_running(rig: Rig) -> Result<Summary, End> {
+    rig.needs_faults(&[Fault::Redeliver])?;
+    let long = Answer::delivered().after(Duration::from_millis(50));
+    let run = rig
+        .start(Setup::new().script(move |_| long.clone()))
+        .await?;
+    let keys = keys(5);
+    run.publish(&keys, 0..6).await?;
+    for _ in 0..rig.times {
+        run.until("messages run", || run.target.running() == 5)
+            .await?;
+        run.fault(Fault::Redeliver).await?;
+        let received = run.watch.received();
+        run.until("they come again", || run.watch.received() > received)
+            .await?;
+    }
+    run.delivered(30).await?;
+    let target = run.target.clone();
+    let report = run.finish().await?;
+    let calls = target.all_calls();
+    ensure(calls == 30, || {
+        format!("30 messages, {calls} calls: some were called again")
+    })?;
+    let again = report.counts.events;
+    Ok(format!("30 messages, 30 calls, {again} events"))
+}
+
+pub(super) async fn equal_ids(rig: Rig) -> Result<Summary, End> {
+    let run = rig.start(Setup::new()).await?;
+    run.note_published("k", 0);
+    let same = Published {
+        key: Some(Bytes::from_static(b"k")),
+        body: envelope(&label("k", 0)),
+        headers: Vec::new(),
+    };
+    run.put(vec![same.clone(), same]).await?;
+    run.until("both are called", || run.target.calls("k#0") == 2)
+        .await?;
+    run.empty().await?;
+    run.stop().await;
+    let counters = run.router.counters().of(&"s".into(), &"default".into());
+    let (received, delivered) = (counters.received.get(), counters.delivered.get());
+    ensure((received, delivered) == (2, 2), || {
+        format!("two messages with one id: {received} received, {delivered} delivered")
+    })?;
+    Ok("two messages with one id, two deliveries".to_owned())
+}
+
+pub(super) async fn ack_lost(rig: Rig) -> Result<Summary, End> {
+    rig.needs_faults(&[Fault::LoseAck, Fault::Redeliver])?;
+    let run = rig.start(Setup::new()).await?;
+    let mut published = 0;
+    for _ in 0..rig.times {
+        run.fault(Fault::LoseAck).await?;
+        run.publish(&keys(5), published..published + 1).await?;
+        published += 1;
+        run.delivered(5 * published as usize).await?;
+        run.until("all is acked", || run.watch.out() == 0).await?;
+        let received = run.watch.received();
+        run.fault(Fault::Redeliver).await?;
+        run.until("it comes again", || run.watch.received() > received)
+            .await?;
+        run.empty().await?;
+    }
+    let (target, calls) = (run.target.clone(), 5 * published);
+    run.finish().await?;
+    let made = target.all_calls();
+    ensure(made == calls, || {
+        format!("{calls} messages, {made} calls: a lost ack led to a second one")
+    })?;
+    Ok(format!("{published} lost acks, no second call"))
+}

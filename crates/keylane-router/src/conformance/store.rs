@@ -1,0 +1,272 @@
+//! A store in memory: for the suite's clock to be paused, nothing may wait for a disk.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use crate::message::Identity;
+use crate::store::{
+    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, ParkedLane, ParkedRow, Stay, Store,
+    StoreError, Stored,
+};
+
+/// Keeps everything in memory and forgets it with the last clone.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryStore {
+    shelf: Arc<Mutex<Shelf>>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    stays: HashMap<Identity, Stay>,
+    attempts: HashMap<Identity, Vec<FailedAttempt>>,
+    letters: BTreeMap<u64, DeadLetter>,
+    parked: BTreeMap<LaneName, Parked>,
+    pauses: BTreeSet<LaneName>,
+    audit: Vec<AuditEntry>,
+    /// The last number given to a letter or a row.
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Parked {
+    reason: String,
+    since: SystemTime,
+    rows: BTreeMap<u64, Stored>,
+    replaying: bool,
+}
+
+impl MemoryStore {
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn at_once<T: Send + 'static>(value: T) -> Durable<T> {
+    Box::pin(std::future::ready(Ok::<_, StoreError>(value)))
+}
+
+impl Shelf {
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    fn bury(&mut self, mut letter: DeadLetter) {
+        let identity = &letter.message.identity;
+        let known = |other: &DeadLetter| other.message.identity == *identity;
+        if self.letters.values().any(known) {
+            return;
+        }
+        letter.attempts = self.attempts.remove(identity).unwrap_or_default();
+        self.stays.remove(identity);
+        letter.number = self.number();
+        self.letters.insert(letter.number, letter);
+    }
+
+    fn put_behind(&mut self, lane: &LaneName, messages: Vec<Stored>) {
+        for message in messages {
+            let row = self.number();
+            let parked = self.parked.get_mut(lane).expect("it is parked");
+            let known = |other: &Stored| other.identity == message.identity;
+            if !parked.rows.values().any(known) {
+                parked.rows.insert(row, message);
+            }
+        }
+    }
+
+    fn take_rows(&mut self, lane: &LaneName, rows: &[u64]) -> Vec<Stored> {
+        let Some(parked) = self.parked.get_mut(lane) else {
+            return Vec::new();
+        };
+        let taken = rows.iter().filter_map(|row| parked.rows.remove(row));
+        let taken = taken.collect();
+        if parked.rows.is_empty() {
+            self.parked.remove(lane);
+        }
+        taken
+    }
+}
+
+impl Parked {
+    fn shown(&self, lane: &LaneName) -> ParkedLane {
+        ParkedLane {
+            lane: lane.clone(),
+            reason: self.reason.clone(),
+            since: self.since,
+            messages: self.rows.len() as u64,
+            replaying: self.replaying,
+        }
+    }
+}
+
+impl Store for MemoryStore {
+    fn stay(&self, identity: &Identity) -> Stay {
+        self.lock().stays.get(identity).copied().unwrap_or_default()
+    }
+
+    fn failed_attempt(&self, identity: &Identity, attempt: FailedAttempt) -> Durable<Stay> {
+        let mut shelf = self.lock();
+        let attempts = shelf.attempts.entry(identity.clone()).or_default();
+        attempts.push(attempt);
+        let stay = shelf.stays.entry(identity.clone()).or_default();
+        stay.failed += 1;
+        at_once(*stay)
+    }
+
+    fn new_round(&self, identities: Vec<Identity>) -> Durable<()> {
+        let mut shelf = self.lock();
+        for identity in identities {
+            let stay = shelf.stays.entry(identity).or_default();
+            stay.round += 1;
+            stay.failed = 0;
+        }
+        at_once(())
+    }
+
+    fn forget(&self, identities: Vec<Identity>) -> Durable<()> {
+        let mut shelf = self.lock();
+        for identity in identities {
+            shelf.stays.remove(&identity);
+            shelf.attempts.remove(&identity);
+        }
+        at_once(())
+    }
+
+    fn dead_letter(&self, letters: Vec<DeadLetter>) -> Durable<()> {
+        let mut shelf = self.lock();
+        letters.into_iter().for_each(|letter| shelf.bury(letter));
+        at_once(())
+    }
+
+    fn dead_letters(&self, after: u64, limit: usize) -> Durable<Vec<DeadLetter>> {
+        let shelf = self.lock();
+        let letters = shelf.letters.range(after.saturating_add(1)..).take(limit);
+        at_once(letters.map(|(_, letter)| letter.clone()).collect())
+    }
+
+    fn dead_letter_count(&self) -> Durable<u64> {
+        at_once(self.lock().letters.len() as u64)
+    }
+
+    fn trim_dead_letters(&self, numbers: Vec<u64>, audit: AuditEntry) -> Durable<u64> {
+        let mut shelf = self.lock();
+        let gone = numbers
+            .iter()
+            .filter(|number| shelf.letters.remove(number).is_some())
+            .count();
+        shelf.audit.push(audit);
+        at_once(gone as u64)
+    }
+
+    fn park(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<()> {
+        let mut shelf = self.lock();
+        shelf.parked.entry(lane.clone()).or_insert_with(|| Parked {
+            reason,
+            since: SystemTime::now(),
+            rows: BTreeMap::new(),
+            replaying: false,
+        });
+        shelf.put_behind(&lane, messages);
+        at_once(())
+    }
+
+    fn park_behind(&self, lane: LaneName, messages: Vec<Stored>) -> Durable<bool> {
+        let mut shelf = self.lock();
+        let parked = shelf.parked.contains_key(&lane);
+        if parked {
+            shelf.put_behind(&lane, messages);
+        }
+        at_once(parked)
+    }
+
+    fn parked(&self) -> Vec<ParkedLane> {
+        let shelf = self.lock();
+        let lanes = shelf.parked.iter();
+        lanes.map(|(lane, parked)| parked.shown(lane)).collect()
+    }
+
+    fn parked_lane(&self, lane: &LaneName) -> Option<ParkedLane> {
+        let shelf = self.lock();
+        shelf.parked.get(lane).map(|parked| parked.shown(lane))
+    }
+
+    fn parked_rows(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<ParkedRow>> {
+        let shelf = self.lock();
+        let rows = shelf.parked.get(&lane).map(|parked| {
+            let rows = parked.rows.range(after.saturating_add(1)..).take(limit);
+            let row = |(row, message): (&u64, &Stored)| ParkedRow {
+                row: *row,
+                message: message.clone(),
+            };
+            rows.map(row).collect()
+        });
+        at_once(rows.unwrap_or_default())
+    }
+
+    fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()> {
+        self.lock().take_rows(&lane, &rows);
+        at_once(())
+    }
+
+    fn set_replaying(&self, lane: LaneName, replaying: bool, audit: AuditEntry) -> Durable<()> {
+        let mut shelf = self.lock();
+        if let Some(parked) = shelf.parked.get_mut(&lane) {
+            parked.replaying = replaying;
+        }
+        shelf.audit.push(audit);
+        at_once(())
+    }
+
+    fn remove_parked(
+        &self,
+        lane: LaneName,
+        rows: Vec<u64>,
+        as_letter: Option<(String, String)>,
+        audit: AuditEntry,
+    ) -> Durable<()> {
+        let mut shelf = self.lock();
+        for message in shelf.take_rows(&lane, &rows) {
+            if let Some((reason, text)) = as_letter.clone() {
+                shelf.bury(DeadLetter {
+                    number: 0,
+                    message,
+                    reason,
+                    text,
+                    at: SystemTime::now(),
+                    attempts: Vec::new(),
+                });
+            }
+        }
+        shelf.audit.push(audit);
+        at_once(())
+    }
+
+    fn pause(&self, lane: LaneName, audit: AuditEntry) -> Durable<()> {
+        let mut shelf = self.lock();
+        shelf.pauses.insert(lane);
+        shelf.audit.push(audit);
+        at_once(())
+    }
+
+    fn resume(&self, lane: LaneName, audit: AuditEntry) -> Durable<()> {
+        let mut shelf = self.lock();
+        shelf.pauses.remove(&lane);
+        shelf.audit.push(audit);
+        at_once(())
+    }
+
+    fn pauses(&self) -> Vec<LaneName> {
+        self.lock().pauses.iter().cloned().collect()
+    }
+
+    fn audit(&self, entry: AuditEntry) -> Durable<()> {
+        self.lock().audit.push(entry);
+        at_once(())
+    }
+
+    fn audit_log(&self, limit: usize) -> Durable<Vec<AuditEntry>> {
+        let shelf = self.lock();
+        at_once(shelf.audit.iter().rev().take(limit).cloned().collect())
+    }
+}

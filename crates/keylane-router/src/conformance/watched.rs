@@ -1,0 +1,377 @@
+//! A source with an eye on it: writes its part of the history, notes what it has out, checks what
+//! an adapter must keep whatever the case is, and lets a fault happen at a given step.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::subject::Boxed;
+use super::target::label_of;
+use crate::history::{By, Event, EventKind, Recorder};
+use crate::message::{BrokerId, Key};
+use crate::source::{Features, Received, Room, SettleError, Settler, Source, SourceError};
+
+/// Where in the life of a loan something can happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Before messages are asked for.
+    Receive,
+    /// While messages are held.
+    Hold,
+    /// While acks are under way.
+    Settle,
+    /// While loans are being renewed.
+    Renew,
+}
+
+/// What was seen of all sources of one run.
+pub(super) struct Watch {
+    features: Features,
+    history: Arc<Recorder>,
+    seen: Mutex<Seen>,
+    hook: Mutex<Option<Hook>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    out: HashMap<BrokerId, Out>,
+    most_out: usize,
+    received: u64,
+    renewed: u64,
+    /// When receives failed.
+    failures: Vec<Instant>,
+    /// The broker's id and the position of each message.
+    known: HashMap<Arc<str>, (BrokerId, Option<u64>)>,
+    /// The position of the newest message of each key.
+    newest: HashMap<Key, u64>,
+    /// What the adapter did that it must not do.
+    faults: Vec<String>,
+}
+
+struct Out {
+    key: Option<Key>,
+}
+
+struct Hook {
+    step: Step,
+    /// How many of these steps go by before.
+    after: u64,
+    what: Boxed<'static, ()>,
+}
+
+impl Watch {
+    pub(super) fn new(features: Features, history: Arc<Recorder>) -> Arc<Self> {
+        Arc::new(Self {
+            features,
+            history,
+            seen: Mutex::default(),
+            hook: Mutex::default(),
+        })
+    }
+
+    /// Lets this happen at a later one of these steps, after so many of them.
+    pub(super) fn at(
+        &self,
+        step: Step,
+        after: u64,
+        what: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let hook = Hook {
+            step,
+            after,
+            what: Box::pin(what),
+        };
+        *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some(hook);
+    }
+
+    /// One of these steps: what is to happen now, if anything.
+    pub(super) fn step(&self, step: Step) -> Option<Boxed<'static, ()>> {
+        let mut hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = hook.as_mut().filter(|hook| hook.step == step)?;
+        if due.after > 0 {
+            due.after -= 1;
+            return None;
+        }
+        hook.take().map(|hook| hook.what)
+    }
+
+    /// Whether what was to happen has begun.
+    pub(super) fn has_happened(&self) -> bool {
+        let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        hook.is_none()
+    }
+
+    pub(super) fn most_out(&self) -> usize {
+        self.lock().most_out
+    }
+
+    /// How many are out now.
+    pub(super) fn out(&self) -> usize {
+        self.lock().out.len()
+    }
+
+    pub(super) fn received(&self) -> u64 {
+        self.lock().received
+    }
+
+    pub(super) fn renewed(&self) -> u64 {
+        self.lock().renewed
+    }
+
+    pub(super) fn failures(&self) -> Vec<Instant> {
+        self.lock().failures.clone()
+    }
+
+    /// What the adapter did that it must not do.
+    pub(super) fn faults(&self) -> Vec<String> {
+        self.lock().faults.clone()
+    }
+
+    fn declared(&self, features: &Features) {
+        if *features != self.features {
+            self.lock().faults.push(format!(
+                "the source declares {features:?}, its subject {:?}",
+                self.features
+            ));
+        }
+    }
+
+    fn record(&self, kind: EventKind, id: Option<&Arc<str>>) {
+        if let Some(id) = id {
+            let event = Event::new(kind, By::Router).id(id.clone());
+            // A history with holes proves nothing.
+            self.history
+                .record(event)
+                .expect("the history can be written");
+        }
+    }
+
+    fn receive<R>(&self, room: Room, batch: &[Received<R>]) {
+        let mut seen = self.lock();
+        seen.received += batch.len() as u64;
+        if batch.len() > room.messages {
+            seen.faults.push(format!(
+                "received {} messages, asked for at most {}",
+                batch.len(),
+                room.messages
+            ));
+        }
+        for received in batch {
+            seen.out.remove(&received.identity.id);
+        }
+        let keys: HashSet<Key> = seen
+            .out
+            .values()
+            .filter_map(|out| out.key.clone())
+            .collect();
+        for received in batch {
+            self.look_at(&mut seen, received, &keys);
+            let key = received.key.clone();
+            seen.out.insert(received.identity.id.clone(), Out { key });
+        }
+        seen.most_out = seen.most_out.max(seen.out.len());
+    }
+
+    fn look_at<R>(&self, seen: &mut Seen, received: &Received<R>, out: &HashSet<Key>) {
+        let id = &received.identity.id;
+        if let Some(key) = received.key.as_ref().filter(|key| out.contains(key))
+            && self.features.key_lock
+        {
+            seen.faults.push(format!(
+                "message {id} of {key:?} came while another of its key was out; a key lock is declared"
+            ));
+        }
+        let Some(label) = label_of(&received.body) else {
+            return;
+        };
+        let now = (id.clone(), received.position);
+        if let Some(known) = seen.known.get(&label) {
+            if self.features.identity && *known != now {
+                seen.faults.push(format!(
+                    "{label} came as {known:?} and again as {now:?}; identity is declared"
+                ));
+            }
+            return;
+        }
+        seen.known.insert(label, now);
+        let newest = match (&received.key, received.position) {
+            (Some(key), Some(position)) if self.features.positions => seen
+                .newest
+                .insert(key.clone(), position)
+                .zip(Some(position)),
+            _ => None,
+        };
+        if let Some((before, position)) = newest.filter(|(before, now)| before >= now) {
+            seen.faults.push(format!(
+                "message {id} is new and has position {position}, an earlier one of its key had {before}"
+            ));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A source with its watch.
+pub(super) struct Watched<S> {
+    inner: S,
+    watch: Arc<Watch>,
+}
+
+impl<S: Source> Watched<S> {
+    pub(super) fn new(inner: S, watch: Arc<Watch>) -> Self {
+        watch.declared(&inner.features());
+        Self { inner, watch }
+    }
+}
+
+/// The source's receipt, and whose it is.
+#[derive(Clone)]
+pub(super) struct WatchedReceipt<R> {
+    inner: R,
+    id: BrokerId,
+    label: Option<Arc<str>>,
+}
+
+#[derive(Clone)]
+pub(super) struct WatchedSettler<T> {
+    inner: T,
+    watch: Arc<Watch>,
+}
+
+impl<S: Source> Source for Watched<S> {
+    type Receipt = WatchedReceipt<S::Receipt>;
+    type Settler = WatchedSettler<S::Settler>;
+
+    fn features(&self) -> Features {
+        self.inner.features()
+    }
+
+    async fn receive(&mut self, room: Room) -> Result<Vec<Received<Self::Receipt>>, SourceError> {
+        if let Some(what) = self.watch.step(Step::Receive) {
+            what.await;
+        }
+        let received = self.inner.receive(room).await;
+        let batch = received.inspect_err(|_| {
+            self.watch.lock().failures.push(Instant::now());
+        })?;
+        self.watch.receive(room, &batch);
+        let batch = batch.into_iter().map(|received| {
+            let label = label_of(&received.body);
+            self.watch.record(EventKind::Receive, label.as_ref());
+            let receipt = WatchedReceipt {
+                inner: received.receipt,
+                id: received.identity.id.clone(),
+                label,
+            };
+            Received {
+                identity: received.identity,
+                key: received.key,
+                position: received.position,
+                batch: received.batch,
+                body: received.body,
+                headers: received.headers,
+                receipt,
+            }
+        });
+        Ok(batch.collect())
+    }
+
+    fn settler(&self) -> Self::Settler {
+        WatchedSettler {
+            inner: self.inner.settler(),
+            watch: self.watch.clone(),
+        }
+    }
+
+    async fn close(self) {
+        self.inner.close().await;
+    }
+}
+
+impl<T: Settler> WatchedSettler<T> {
+    /// They are no longer out: the broker may act on it before it has answered.
+    fn let_go(&self, receipts: &[WatchedReceipt<T::Receipt>]) {
+        let mut seen = self.watch.lock();
+        for receipt in receipts {
+            seen.out.remove(&receipt.id);
+        }
+    }
+
+    fn lost(
+        &self,
+        receipts: &[WatchedReceipt<T::Receipt>],
+        results: &[Result<(), SettleError>],
+        what: &str,
+    ) {
+        if receipts.len() != results.len() {
+            self.watch.lock().faults.push(format!(
+                "{what} of {} receipts answered {} results",
+                receipts.len(),
+                results.len()
+            ));
+        }
+        for (receipt, result) in receipts.iter().zip(results) {
+            if matches!(result, Err(SettleError::Lost(_))) {
+                self.watch
+                    .record(EventKind::LeaseLost, receipt.label.as_ref());
+            }
+        }
+    }
+}
+
+fn inner<R: Clone>(receipts: &[WatchedReceipt<R>]) -> Vec<R> {
+    receipts.iter().map(|r| r.inner.clone()).collect()
+}
+
+/// Both, side by side.
+async fn meanwhile<T>(call: impl Future<Output = T>, what: Option<Boxed<'static, ()>>) -> T {
+    match what {
+        Some(what) => tokio::join!(call, what).0,
+        None => call.await,
+    }
+}
+
+impl<T: Settler> Settler for WatchedSettler<T> {
+    type Receipt = WatchedReceipt<T::Receipt>;
+
+    async fn ack(&self, receipts: Vec<Self::Receipt>) -> Vec<Result<(), SettleError>> {
+        for receipt in &receipts {
+            self.watch.record(EventKind::Ack, receipt.label.as_ref());
+        }
+        self.let_go(&receipts);
+        let acked = self.inner.ack(inner(&receipts));
+        let results = meanwhile(acked, self.watch.step(Step::Settle)).await;
+        self.lost(&receipts, &results, "an ack");
+        results
+    }
+
+    async fn give_back(
+        &self,
+        receipts: Vec<Self::Receipt>,
+        delay: Duration,
+    ) -> Vec<Result<(), SettleError>> {
+        self.let_go(&receipts);
+        let results = self.inner.give_back(inner(&receipts), delay).await;
+        self.lost(&receipts, &results, "a return");
+        results
+    }
+
+    async fn reject(&self, receipts: Vec<Self::Receipt>) -> Vec<Result<(), SettleError>> {
+        self.let_go(&receipts);
+        let results = self.inner.reject(inner(&receipts)).await;
+        self.lost(&receipts, &results, "a reject");
+        results
+    }
+
+    async fn renew(&self, receipts: Vec<Self::Receipt>) -> Vec<Result<(), SettleError>> {
+        self.watch.lock().renewed += receipts.len() as u64;
+        let renewed = self.inner.renew(inner(&receipts));
+        let results = meanwhile(renewed, self.watch.step(Step::Renew)).await;
+        self.lost(&receipts, &results, "a renewal");
+        results
+    }
+}

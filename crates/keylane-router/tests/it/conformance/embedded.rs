@@ -1,0 +1,99 @@
+//! The embedded queue as the suite's subject: real files in a folder of its own.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use keylane_router::conformance::{Published, Queue, Subject};
+use keylane_router::embedded::{Db, EmbeddedSource, NewMessage, Options};
+use keylane_router::message::Key;
+use keylane_router::plan::{Keyless, SourcePlan};
+use keylane_router::source::{Features, Several};
+use keylane_router::store::Store;
+
+const QUEUE: &str = "q";
+
+pub(crate) struct Embedded;
+
+pub(crate) struct EmbeddedQueue {
+    folder: tempfile::TempDir,
+    db: Mutex<Option<Db>>,
+    published: AtomicU64,
+}
+
+impl Subject for Embedded {
+    type Queue = EmbeddedQueue;
+
+    fn features(&self) -> Features {
+        Features {
+            kind: "embedded",
+            identity: true,
+            ordered_return: true,
+            delayed_return: true,
+            key_lock: true,
+            dead_letter: false,
+            lease: None,
+            confirmed_acks: true,
+            positions: true,
+            keyless_serial: true,
+            several: Several::OneOwner,
+        }
+    }
+
+    async fn queue(&self) -> Result<EmbeddedQueue, String> {
+        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        Ok(EmbeddedQueue {
+            db: Mutex::new(Some(open(folder.path())?)),
+            folder,
+            published: AtomicU64::new(0),
+        })
+    }
+}
+
+fn open(folder: &Path) -> Result<Db, String> {
+    Db::open(folder, Options::default()).map_err(|error| error.to_string())
+}
+
+impl EmbeddedQueue {
+    /// The database, opened again if it was closed for a process of its own.
+    fn db(&self) -> Result<Db, String> {
+        let mut db = self.db.lock().expect("no panic while locked");
+        if db.is_none() {
+            *db = Some(open(self.folder.path())?);
+        }
+        Ok(db.clone().expect("it is open"))
+    }
+}
+
+impl Queue for EmbeddedQueue {
+    type Source = EmbeddedSource;
+
+    async fn connect(&self, name: Arc<str>, _: &SourcePlan) -> Result<EmbeddedSource, String> {
+        let source = self.db()?.source(name, QUEUE, Keyless::Serial).await;
+        source.map_err(|error| error.to_string())
+    }
+
+    async fn publish(&self, messages: Vec<Published>) -> Result<(), String> {
+        let new = |message: Published| {
+            let n = self.published.fetch_add(1, Ordering::Relaxed);
+            let headers = message.headers.into_iter();
+            NewMessage {
+                headers: headers.map(|(k, v)| (k.into(), v.into())).collect(),
+                ..NewMessage::new(n.to_string(), message.key.map(Key::new), message.body)
+            }
+        };
+        let messages = messages.into_iter().map(new).collect();
+        let published = self.db()?.publish(QUEUE, messages, true).await;
+        published.map(drop).map_err(|error| error.to_string())
+    }
+
+    async fn left(&self) -> Result<Option<u64>, String> {
+        let queues = self.db()?.queues();
+        Ok(Some(queues.iter().map(|queue| queue.depth).sum()))
+    }
+
+    fn store(&self) -> Option<Arc<dyn Store>> {
+        let db = self.db().ok()?;
+        Some(Arc::new(db.store()))
+    }
+}
