@@ -1,8 +1,207 @@
 //! A router in a process of its own, to be killed.
 
-use super::subject::Queue;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
-/// Runs a router on the queue until it is killed.
+use super::cases::flaky;
+use super::rig::{Bench, PATIENCE, SOURCE, Setup, fail, first_violations};
+use super::store::MemoryStore;
+use super::subject::Queue;
+use super::suite::End;
+use super::target::{Answer, Target};
+use super::watched::Watch;
+use crate::Router;
+use crate::chance::Chance;
+use crate::history::{self, By, Event, EventKind, History, Recorder, Report};
+use crate::source::Source;
+
+/// Tells a child where its history goes.
+const HISTORY: &str = "KEYLANE_CONFORMANCE_HISTORY";
+/// Attempts at once.
+const CONCURRENCY: usize = 8;
+/// What a crash may repeat: what runs, and as many that are not settled.
+pub(super) const UNSETTLED: u64 = 2 * CONCURRENCY as u64;
+
+/// Runs a router on the queue until the input of this process ends, or it is killed. What
+/// [`Queue::child`] starts must call this and nothing else.
+///
+/// # Panics
+/// When it was not started by the suite.
 pub async fn run_child<Q: Queue>(queue: Q) {
-    drop(queue);
+    let path = std::env::var(HISTORY).expect("the suite sets it");
+    let history = Arc::new(Recorder::to_file(path).expect("the history can be written"));
+    let setup = setup();
+    let store = queue.store();
+    let store = store.unwrap_or_else(|| Arc::new(MemoryStore::default()));
+    let source = queue.connect(SOURCE.into(), &setup.source).await;
+    let source = source.expect("the source can be made");
+    let watch = Watch::new(source.features(), history.clone());
+    let target = Target::new(history.clone(), watch, setup.script);
+    let router = Router::builder()
+        .plan(setup.plan)
+        .shared_store(store)
+        .dispatch(target)
+        .history(history);
+    let router = router.source(SOURCE, source).start().await;
+    let router = router.expect("the router starts");
+    input_ends().await;
+    router.stop(Duration::from_secs(10)).await;
+}
+
+fn setup() -> Setup {
+    // Another process, another row of chances.
+    let flaky = flaky(Arc::new(Chance::new(std::process::id().into())));
+    let pause = Duration::from_millis(1);
+    Setup::new()
+        .patient()
+        .pool(|pool| pool.concurrency = std::num::NonZeroUsize::new(CONCURRENCY))
+        .script(move |call| {
+            let answer = flaky(call);
+            let after = answer.after.max(pause);
+            Answer { after, ..answer }
+        })
+}
+
+/// Whoever started this process has closed its end of the pipe, or is gone.
+async fn input_ends() {
+    let ended = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    let _ = ended.await;
+}
+
+/// The routers of one case, one after the other.
+pub(super) struct Children<'a> {
+    bench: &'a Bench,
+    file: HistoryFile,
+    child: Running,
+}
+
+/// A file of its own that goes with this.
+struct HistoryFile(PathBuf);
+
+impl Drop for HistoryFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A process that is killed with this.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl<'a> Children<'a> {
+    pub(super) async fn new(bench: &'a Bench) -> Result<Self, End> {
+        let name = format!("keylane-conformance-{}.jsonl", uuid::Uuid::now_v7());
+        let file = HistoryFile(std::env::temp_dir().join(name));
+        let child = start(bench, &file).await?;
+        Ok(Self { bench, file, child })
+    }
+
+    /// Kills the router once it has delivered so many more, and starts the next.
+    pub(super) async fn kill_after(&mut self, more: u64) -> Result<(), End> {
+        let wanted = self.delivered()? + more;
+        self.until_delivered(wanted).await?;
+        let _ = self.child.0.kill();
+        let _ = self.child.0.wait();
+        let crash = Event::new(EventKind::Crash, By::Router);
+        self.bench.record(crash);
+        let restart = Event::new(EventKind::Restart, By::Router);
+        self.bench.record(restart);
+        self.child = start(self.bench, &self.file).await?;
+        Ok(())
+    }
+
+    /// Waits until all was delivered, and lets the last router stop as it should.
+    pub(super) async fn finish(&mut self, all: u64) -> Result<(), End> {
+        self.until_all(all).await?;
+        drop(self.child.0.stdin.take());
+        let patience = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            match self.child.0.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => return fail(format!("the router ended with {status}")),
+                _ if tokio::time::Instant::now() > patience => {
+                    return fail("the router did not stop".to_owned());
+                }
+                _ => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    }
+
+    pub(super) fn verdict(&self, options: &history::Options) -> Result<Report, End> {
+        let report = history::check(self.history()?, options);
+        match report.is_green() {
+            true => Ok(report),
+            false => fail(first_violations(&report)),
+        }
+    }
+
+    async fn until_delivered(&mut self, count: u64) -> Result<(), End> {
+        self.wait_for(|me| Ok(me.delivered()? >= count)).await
+    }
+
+    async fn until_all(&mut self, all: u64) -> Result<(), End> {
+        self.wait_for(|me| {
+            let report = history::check(me.history()?, &history::Options::default());
+            Ok(report.counts.delivered >= all)
+        })
+        .await
+    }
+
+    async fn wait_for(&mut self, so: impl Fn(&Self) -> Result<bool, End>) -> Result<(), End> {
+        let patience = tokio::time::Instant::now() + PATIENCE;
+        while !so(self)? {
+            if let Ok(Some(status)) = self.child.0.try_wait() {
+                return fail(format!("the router ended by itself with {status}"));
+            }
+            if tokio::time::Instant::now() > patience {
+                let report = history::check(self.history()?, &history::Options::default());
+                return fail(format!("the router stands still: {}", report.counts));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    /// Deliveries so far, repeated ones included.
+    fn delivered(&self) -> Result<u64, End> {
+        let text = std::fs::read(&self.file.0).unwrap_or_default();
+        let lines = text.split(|byte| *byte == b'\n');
+        let delivered = lines.filter(|line| {
+            let line = String::from_utf8_lossy(line);
+            line.contains("\"outcome\":\"delivered\"")
+        });
+        Ok(delivered.count() as u64)
+    }
+
+    /// What all routers wrote, and what we did.
+    fn history(&self) -> Result<History, End> {
+        let mut history = History::default();
+        history.extend(&self.bench.history.events());
+        let text = std::fs::read(&self.file.0).unwrap_or_default();
+        let read = history.read(&*text);
+        read.map_err(|error| End::Failed(format!("the history cannot be read: {error}")))?;
+        Ok(history)
+    }
+}
+
+async fn start(bench: &Bench, file: &HistoryFile) -> Result<Running, End> {
+    let Some(mut command) = bench.queue.child().await else {
+        return fail("its subject has no process for a router any more".to_owned());
+    };
+    let child = command
+        .env(HISTORY, &file.0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn();
+    let child = child.map_err(|error| End::Failed(format!("the router does not start: {error}")));
+    Ok(Running(child?))
 }

@@ -1,6 +1,7 @@
 //! What a case works with: a router on a queue of the subject, a target, and their history.
 
 use std::num::NonZeroUsize;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::source::Features;
 use crate::store::{LaneName, Store};
 
 /// As long as this a case waits for what must come to pass.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// How long a stop may take for what runs.
 const STOP: Duration = Duration::from_secs(10);
 /// The most messages given to a broker at once.
@@ -30,7 +31,7 @@ pub(super) const SOURCE: &str = "s";
 const URL: &str = "http://target.invalid/";
 
 /// The subject, and by which chances a case goes.
-pub struct Rig {
+pub(super) struct Rig {
     pub(super) subject: Arc<dyn AnySubject>,
     pub(super) features: Features,
     /// How often each fault is caused.
@@ -101,16 +102,29 @@ impl Setup {
     }
 }
 
+/// A queue, and the history of what became of its messages.
+pub(super) struct Bench {
+    pub(super) queue: Arc<dyn AnyQueue>,
+    pub(super) history: Arc<Recorder>,
+}
+
 /// A router at work.
 pub(super) struct Run {
-    pub(super) queue: Arc<dyn AnyQueue>,
+    bench: Bench,
     pub(super) router: Router,
-    pub(super) history: Arc<Recorder>,
     pub(super) watch: Arc<Watch>,
     pub(super) target: Target,
     pub(super) store: Arc<dyn Store>,
-    plan: Plan,
-    source: SourcePlan,
+    pub(super) plan: Plan,
+    pub(super) source: SourcePlan,
+}
+
+impl Deref for Run {
+    type Target = Bench;
+
+    fn deref(&self) -> &Bench {
+        &self.bench
+    }
 }
 
 impl Rig {
@@ -144,6 +158,11 @@ impl Rig {
         made.map_err(|text| End::Failed(format!("no queue could be made: {text}")))
     }
 
+    /// A fresh queue, and no router yet.
+    pub(super) async fn bench(&self) -> Result<Bench, End> {
+        Ok(Bench::new(self.queue().await?))
+    }
+
     /// A router on a fresh queue.
     pub(super) async fn start(&self, setup: Setup) -> Result<Run, End> {
         let queue = self.queue().await?;
@@ -156,15 +175,14 @@ impl Rig {
         queue: Arc<dyn AnyQueue>,
         setup: Setup,
     ) -> Result<Run, End> {
-        let history = Arc::new(Recorder::in_memory());
-        let watch = Watch::new(self.features.clone(), history.clone());
-        let target = Target::new(history.clone(), watch.clone(), setup.script);
-        let store = queue.store();
+        let bench = Bench::new(queue);
+        let watch = Watch::new(self.features.clone(), bench.history.clone());
+        let target = Target::new(bench.history.clone(), watch.clone(), setup.script);
+        let store = bench.queue.store();
         let store = store.unwrap_or_else(|| Arc::new(MemoryStore::default()));
         let run = Run {
-            router: router(&setup.plan, &store, &target, &history).await?,
-            queue,
-            history,
+            router: router(&setup.plan, &store, &target, &bench.history).await?,
+            bench,
             watch,
             target,
             store,
@@ -176,7 +194,7 @@ impl Rig {
     }
 }
 
-async fn router(
+pub(super) async fn router(
     plan: &Plan,
     store: &Arc<dyn Store>,
     target: &Target,
@@ -191,19 +209,12 @@ async fn router(
     started.map_err(|error| End::from(Attach::Start(error)))
 }
 
-impl Run {
-    async fn attach(&self, router: &Router) -> Result<(), Attach> {
-        let (source, watch) = (self.source.clone(), self.watch.clone());
-        self.queue
-            .attach(router, SOURCE.into(), source, watch)
-            .await
-    }
-
-    /// Another router, on the same queue and with the same target and store.
-    pub(super) async fn another(&self) -> Result<Router, End> {
-        let made = router(&self.plan, &self.store, &self.target, &self.history).await?;
-        self.attach(&made).await?;
-        Ok(made)
+impl Bench {
+    fn new(queue: Arc<dyn AnyQueue>) -> Self {
+        Self {
+            queue,
+            history: Arc::new(Recorder::in_memory()),
+        }
     }
 
     /// Publishes the messages of these numbers of each key: of all keys in turn.
@@ -255,24 +266,6 @@ impl Run {
         done.map_err(|text| End::Failed(format!("{fault:?} could not be done: {text}")))
     }
 
-    /// Waits until so many messages were delivered, each counted once.
-    pub(super) async fn delivered(&self, count: usize) -> Result<(), End> {
-        let so = || self.target.delivered() >= count;
-        let waited = self.until("", so).await;
-        waited.map_err(|_| {
-            let found = self.judge(&history::Options::default());
-            End::Failed(format!(
-                "{} of {count} messages were delivered; {} received, {} out, {} running; {:?}\n{}",
-                self.target.delivered(),
-                self.watch.received(),
-                self.watch.out(),
-                self.target.running(),
-                self.router.problems(),
-                first_violations(&found),
-            ))
-        })
-    }
-
     /// Waits until the broker has nothing left.
     pub(super) async fn empty(&self) -> Result<(), End> {
         let looking = async {
@@ -293,6 +286,58 @@ impl Run {
         }
     }
 
+    pub(super) fn judge(&self, options: &history::Options) -> Report {
+        let mut history = History::default();
+        history.extend(&self.history.events());
+        history::check(history, options)
+    }
+
+    /// The checker's word, and the watch's.
+    pub(super) fn verdict(&self, options: &history::Options, watch: &Watch) -> Result<Report, End> {
+        let report = self.judge(options);
+        if !report.is_green() {
+            return fail(first_violations(&report));
+        }
+        match watch.faults().first() {
+            Some(fault) => fail(fault.clone()),
+            None => Ok(report),
+        }
+    }
+}
+
+impl Run {
+    async fn attach(&self, router: &Router) -> Result<(), Attach> {
+        let (source, watch) = (self.source.clone(), self.watch.clone());
+        self.queue
+            .attach(router, SOURCE.into(), source, watch)
+            .await
+    }
+
+    /// Another router, on the same queue and with the same target and store.
+    pub(super) async fn another(&self) -> Result<Router, End> {
+        let made = router(&self.plan, &self.store, &self.target, &self.history).await?;
+        self.attach(&made).await?;
+        Ok(made)
+    }
+
+    /// Waits until so many messages were delivered, each counted once.
+    pub(super) async fn delivered(&self, count: usize) -> Result<(), End> {
+        let so = || self.target.delivered() >= count;
+        let waited = self.until("", so).await;
+        waited.map_err(|_| {
+            let found = self.judge(&history::Options::default());
+            End::Failed(format!(
+                "{} of {count} messages were delivered; {} received, {} out, {} running; {:?}\n{}",
+                self.target.delivered(),
+                self.watch.received(),
+                self.watch.out(),
+                self.target.running(),
+                self.router.problems(),
+                first_violations(&found),
+            ))
+        })
+    }
+
     /// Waits until something is so.
     pub(super) async fn until(&self, what: &str, so: impl Fn() -> bool) -> Result<(), End> {
         eventually(what, so).await
@@ -306,7 +351,16 @@ impl Run {
     pub(super) async fn finish_by(self, options: &history::Options) -> Result<Report, End> {
         self.empty().await?;
         self.router.stop(STOP).await;
-        self.verdict(options)
+        self.verdict(options, &self.watch)
+    }
+
+    /// Does this to the broker of the run's queue.
+    pub(super) async fn fault(&self, fault: Fault) -> Result<(), End> {
+        let done = self.bench.fault(fault).await;
+        if fault != Fault::LoseAck {
+            self.watch.loans_end();
+        }
+        done
     }
 
     /// Stops the router: what runs may finish, the rest goes back.
@@ -314,22 +368,12 @@ impl Run {
         self.router.stop(STOP).await;
     }
 
-    pub(super) fn judge(&self, options: &history::Options) -> Report {
-        let mut history = History::default();
-        history.extend(&self.history.events());
-        history::check(history, options)
-    }
-
-    /// The checker's word, and the watch's.
-    pub(super) fn verdict(&self, options: &history::Options) -> Result<Report, End> {
-        let report = self.judge(options);
-        if !report.is_green() {
-            return Err(End::Failed(first_violations(&report)));
+    /// Another queue beside the run's own, with the same history.
+    pub(super) fn beside(&self, queue: Arc<dyn AnyQueue>) -> Bench {
+        Bench {
+            queue,
+            history: self.history.clone(),
         }
-        if let Some(fault) = self.watch.faults().first() {
-            return Err(End::Failed(fault.clone()));
-        }
-        Ok(report)
     }
 
     pub(super) fn lane(&self, key: &str) -> LaneName {

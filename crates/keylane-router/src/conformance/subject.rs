@@ -35,6 +35,12 @@ pub trait Subject: Send + Sync + 'static {
         false
     }
 
+    /// Whether the broker takes such a message; some take no empty body, or no key of these bytes.
+    fn takes(&self, message: &Published) -> bool {
+        let _ = message;
+        true
+    }
+
     /// A new, empty queue.
     fn queue(&self) -> impl Future<Output = Result<Self::Queue, String>> + Send;
 }
@@ -99,7 +105,7 @@ pub struct Published {
 pub enum Fault {
     /// All connections of the queue's sources end. They may connect again at once.
     Cut,
-    /// Nobody reaches the broker …
+    /// The queue's sources do not reach the broker …
     Away,
     /// … until now.
     Back,
@@ -132,8 +138,8 @@ pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// [`Subject`] behind a pointer: the cases are compiled once, for all of them.
 pub(super) trait AnySubject: Send + Sync {
-    fn features(&self) -> Features;
     fn can(&self, fault: Fault) -> bool;
+    fn takes(&self, message: &Published) -> bool;
     fn queue(&self) -> Boxed<'_, Result<Arc<dyn AnyQueue>, String>>;
 }
 
@@ -173,12 +179,12 @@ impl From<Attach> for End {
 }
 
 impl<S: Subject> AnySubject for S {
-    fn features(&self) -> Features {
-        Subject::features(self)
-    }
-
     fn can(&self, fault: Fault) -> bool {
         Subject::can(self, fault)
+    }
+
+    fn takes(&self, message: &Published) -> bool {
+        Subject::takes(self, message)
     }
 
     fn queue(&self) -> Boxed<'_, Result<Arc<dyn AnyQueue>, String>> {

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::io::Write;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::cases::CASES;
 use super::rig::Rig;
-use super::subject::{Boxed, Subject};
+use super::subject::Subject;
 use crate::chance::Chance;
 
 /// A case that takes longer hangs.
@@ -20,16 +21,21 @@ pub struct Case {
     /// What must hold, in a sentence.
     pub asks: &'static str,
     pub(super) on: On,
-    pub(super) run: fn(Rig) -> Boxed<'static, Result<Summary, End>>,
+    pub(super) run: Tries,
 }
+
+/// How a case is tried.
+pub(super) type Tries = fn(Rig) -> Pin<Box<dyn Future<Output = Result<Summary, End>>>>;
 
 /// What a case runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum On {
     /// The paused clock where the subject is in memory, else the real one.
     AnyClock,
-    /// The real clock and one thread.
+    /// As that, and on the one thread that runs the case.
     OneThread,
+    /// The real clock: what it does cannot be paused.
+    RealClock,
 }
 
 /// What a case saw when all was well.
@@ -72,7 +78,7 @@ impl fmt::Display for Verdict {
 pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
     let case = CASES.iter().find(|case| case.name == name);
     let case = case.unwrap_or_else(|| panic!("no case is called `{name}`"));
-    let paused = subject.in_memory() && case.on == On::AnyClock;
+    let paused = subject.in_memory() && case.on != On::RealClock;
     let rig = Rig {
         features: subject.features(),
         subject: Arc::new(subject),
@@ -87,7 +93,7 @@ pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
         (false, On::OneThread) => tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build(),
-        (false, On::AnyClock) => tokio::runtime::Builder::new_multi_thread()
+        (false, On::AnyClock | On::RealClock) => tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build(),

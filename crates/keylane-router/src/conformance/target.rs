@@ -17,8 +17,6 @@ pub(super) struct Call {
     pub(super) key: Arc<str>,
     /// The producer's number within the key.
     pub(super) n: u64,
-    /// Which call of this message, from 1.
-    pub(super) times: u32,
 }
 
 /// What the target does with a call.
@@ -102,19 +100,6 @@ impl Target {
         self.lock().delivered.len()
     }
 
-    pub(super) fn has_delivered(&self, label: &str) -> bool {
-        self.lock().delivered.contains(label)
-    }
-
-    /// How many of these keys' messages were delivered.
-    pub(super) fn delivered_of(&self, mut is: impl FnMut(&str) -> bool) -> usize {
-        let seen = self.lock();
-        let labels = seen.delivered.iter();
-        labels
-            .filter(|label| parts(label).is_some_and(|(key, _)| is(&key)))
-            .count()
-    }
-
     /// How many calls there were of this message.
     pub(super) fn calls(&self, label: &str) -> u32 {
         self.lock().calls.get(label).copied().unwrap_or(0)
@@ -183,7 +168,6 @@ impl Dispatch for Target {
         let call = Call {
             key: key.clone(),
             n,
-            times,
         };
         let answer = (self.0.script)(&call);
         if !answer.after.is_zero() {

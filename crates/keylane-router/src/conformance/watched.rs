@@ -26,16 +26,18 @@ pub(super) enum Step {
     Renew,
 }
 
-/// What was seen of all sources of one run.
+/// What was seen of the sources of one run.
 pub(super) struct Watch {
     features: Features,
     history: Arc<Recorder>,
-    seen: Mutex<Seen>,
+    seen: Arc<Mutex<Seen>>,
     hook: Mutex<Option<Hook>>,
+    instance: usize,
 }
 
 #[derive(Default)]
 struct Seen {
+    instances: usize,
     out: HashMap<BrokerId, Out>,
     most_out: usize,
     received: u64,
@@ -52,6 +54,9 @@ struct Seen {
 
 struct Out {
     key: Option<Key>,
+    instance: usize,
+    /// When it was received or renewed.
+    since: Instant,
 }
 
 struct Hook {
@@ -66,8 +71,25 @@ impl Watch {
         Arc::new(Self {
             features,
             history,
-            seen: Mutex::default(),
+            seen: Arc::default(),
             hook: Mutex::default(),
+            instance: 0,
+        })
+    }
+
+    /// A watch on another instance, with the same eyes.
+    pub(super) fn another_instance(&self) -> Arc<Self> {
+        let instance = {
+            let mut seen = self.lock();
+            seen.instances += 1;
+            seen.instances
+        };
+        Arc::new(Self {
+            features: self.features.clone(),
+            history: self.history.clone(),
+            seen: self.seen.clone(),
+            hook: Mutex::default(),
+            instance,
         })
     }
 
@@ -129,6 +151,11 @@ impl Watch {
         self.lock().faults.clone()
     }
 
+    /// All loans are over, by a fault of the broker or of the connections to it.
+    pub(super) fn loans_end(&self) {
+        self.lock().out.clear();
+    }
+
     fn declared(&self, features: &Features) {
         if *features != self.features {
             self.lock().faults.push(format!(
@@ -159,17 +186,26 @@ impl Watch {
             ));
         }
         for received in batch {
-            seen.out.remove(&received.identity.id);
+            let before = seen.out.remove(&received.identity.id);
+            // Another instance has it now: whatever the first makes of it, its loan is over.
+            if before.is_some_and(|out| out.instance != self.instance) {
+                let label = label_of(&received.body);
+                self.record(EventKind::LeaseLost, label.as_ref());
+            }
         }
-        let keys: HashSet<Key> = seen
-            .out
-            .values()
-            .filter_map(|out| out.key.clone())
-            .collect();
+        let lease = self.features.lease.unwrap_or(Duration::MAX);
+        let on_loan = |out: &&Out| out.since.elapsed() < lease;
+        let out = seen.out.values().filter(on_loan);
+        let keys: HashSet<Key> = out.filter_map(|out| out.key.clone()).collect();
         for received in batch {
             self.look_at(&mut seen, received, &keys);
             let key = received.key.clone();
-            seen.out.insert(received.identity.id.clone(), Out { key });
+            let out = Out {
+                key,
+                instance: self.instance,
+                since: Instant::now(),
+            };
+            seen.out.insert(received.identity.id.clone(), out);
         }
         seen.most_out = seen.most_out.max(seen.out.len());
     }
@@ -217,14 +253,27 @@ impl Watch {
 
 /// A source with its watch.
 pub(super) struct Watched<S> {
-    inner: S,
+    /// There until it is closed.
+    inner: Option<S>,
     watch: Arc<Watch>,
 }
 
 impl<S: Source> Watched<S> {
     pub(super) fn new(inner: S, watch: Arc<Watch>) -> Self {
         watch.declared(&inner.features());
+        let inner = Some(inner);
         Self { inner, watch }
+    }
+}
+
+const OPEN: &str = "it is not closed";
+
+impl<S> Drop for Watched<S> {
+    /// Whether it was closed or its process died: what it had out is the broker's again.
+    fn drop(&mut self) {
+        let instance = self.watch.instance;
+        let mut seen = self.watch.lock();
+        seen.out.retain(|_, out| out.instance != instance);
     }
 }
 
@@ -247,14 +296,14 @@ impl<S: Source> Source for Watched<S> {
     type Settler = WatchedSettler<S::Settler>;
 
     fn features(&self) -> Features {
-        self.inner.features()
+        self.inner.as_ref().expect(OPEN).features()
     }
 
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Self::Receipt>>, SourceError> {
         if let Some(what) = self.watch.step(Step::Receive) {
             what.await;
         }
-        let received = self.inner.receive(room).await;
+        let received = self.inner.as_mut().expect(OPEN).receive(room).await;
         let batch = received.inspect_err(|_| {
             self.watch.lock().failures.push(Instant::now());
         })?;
@@ -282,13 +331,15 @@ impl<S: Source> Source for Watched<S> {
 
     fn settler(&self) -> Self::Settler {
         WatchedSettler {
-            inner: self.inner.settler(),
+            inner: self.inner.as_ref().expect(OPEN).settler(),
             watch: self.watch.clone(),
         }
     }
 
-    async fn close(self) {
-        self.inner.close().await;
+    async fn close(mut self) {
+        if let Some(inner) = self.inner.take() {
+            inner.close().await;
+        }
     }
 }
 
@@ -368,7 +419,15 @@ impl<T: Settler> Settler for WatchedSettler<T> {
     }
 
     async fn renew(&self, receipts: Vec<Self::Receipt>) -> Vec<Result<(), SettleError>> {
-        self.watch.lock().renewed += receipts.len() as u64;
+        {
+            let mut seen = self.watch.lock();
+            seen.renewed += receipts.len() as u64;
+            for receipt in &receipts {
+                if let Some(out) = seen.out.get_mut(&receipt.id) {
+                    out.since = Instant::now();
+                }
+            }
+        }
         let renewed = self.inner.renew(inner(&receipts));
         let results = meanwhile(renewed, self.watch.step(Step::Renew)).await;
         self.lost(&receipts, &results, "a renewal");

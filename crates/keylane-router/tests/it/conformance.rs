@@ -4,6 +4,47 @@ mod bad;
 #[cfg(feature = "embedded")]
 mod embedded;
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use keylane_router::conformance::{Queue, run_child};
+
+/// Tells this program that it is a router on the queue in this folder or file.
+const QUEUE: &str = "KEYLANE_TEST_ROUTER_ON";
+
+/// This program, as a router on a queue and nothing else.
+fn as_a_router(test: &str, queue: &Path) -> Option<Command> {
+    let mut command = Command::new(std::env::current_exe().ok()?);
+    command.args(["--exact", &format!("conformance::{test}"), "--nocapture"]);
+    command.env(QUEUE, queue);
+    Some(command)
+}
+
+/// Runs the router if this process was started to be one.
+fn be_a_router<Q: Queue>(open: impl FnOnce(PathBuf) -> Q) {
+    let Some(queue) = std::env::var_os(QUEUE) else {
+        return;
+    };
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime can be made");
+    runtime.block_on(run_child(open(queue.into())));
+}
+
+#[test]
+fn router_on_a_bad_source() {
+    be_a_router(|journal| bad::Bad::new().open(&journal));
+}
+
+#[test]
+fn router_on_a_locking_source() {
+    be_a_router(|journal| bad::Bad::locking().open(&journal));
+}
+
+#[cfg(feature = "embedded")]
+#[test]
+fn router_on_the_embedded_queue() {
+    be_a_router(|folder| embedded::EmbeddedQueue::open(&folder));
+}
+
 /// A source that promises next to nothing: what holds here is the router's own doing.
 mod on_a_bad_source {
     keylane_router::conformance_tests!(super::bad::Bad::new());

@@ -5,6 +5,10 @@
 //! declared it keeps those, too.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -15,12 +19,15 @@ use keylane_router::plan::SourcePlan;
 use keylane_router::source::{
     BatchId, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
 };
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// The subject.
 pub(crate) struct Bad {
     features: Features,
+    /// The test of this program that is a router on such a queue.
+    router: &'static str,
 }
 
 impl Bad {
@@ -39,7 +46,10 @@ impl Bad {
             keyless_serial: false,
             several: Several::Nothing,
         };
-        Self { features }
+        Self {
+            features,
+            router: "router_on_a_bad_source",
+        }
     }
 
     /// With a lock on keys, leases, and a return in order and with a delay.
@@ -55,7 +65,26 @@ impl Bad {
             several: Several::KeyLock,
             ..Self::new().features
         };
-        Self { features }
+        Self {
+            features,
+            router: "router_on_a_locking_source",
+        }
+    }
+
+    /// The queue that was written to this file: the broker of another process.
+    pub(crate) fn open(&self, journal: &Path) -> BadQueue {
+        let queue = self.made();
+        queue.0.change(|state| state.read(journal));
+        queue
+    }
+
+    fn made(&self) -> BadQueue {
+        BadQueue(Arc::new(Broker {
+            features: self.features.clone(),
+            router: self.router,
+            state: Mutex::default(),
+            changed: watch::channel(()).0,
+        }))
     }
 }
 
@@ -78,12 +107,7 @@ impl Subject for Bad {
     }
 
     async fn queue(&self) -> Result<BadQueue, String> {
-        let broker = Broker {
-            features: self.features.clone(),
-            state: Mutex::default(),
-            changed: watch::channel(()).0,
-        };
-        Ok(BadQueue(Arc::new(broker)))
+        Ok(self.made())
     }
 }
 
@@ -92,6 +116,7 @@ pub(crate) struct BadQueue(Arc<Broker>);
 
 struct Broker {
     features: Features,
+    router: &'static str,
     state: Mutex<State>,
     changed: watch::Sender<()>,
 }
@@ -109,6 +134,31 @@ struct State {
     trouble: Option<&'static str>,
     acks_to_lose: u32,
     renewals_lost_until: Option<Instant>,
+    journal: Option<Journal>,
+}
+
+/// The queue as a file, for a broker that survives its process: a line for each message, and one for
+/// each ack.
+struct Journal {
+    file: File,
+    #[expect(dead_code, reason = "held for its end")]
+    owned: Option<tempfile::TempPath>,
+    path: PathBuf,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Entry {
+    Message(u64, Option<String>, String),
+    Ack(u64),
+}
+
+impl Journal {
+    fn write(&mut self, entry: &Entry) {
+        let mut line = serde_json::to_vec(entry).expect("it can be written");
+        line.push(b'\n');
+        // One call, so that a kill leaves it whole or not there.
+        self.file.write_all(&line).expect("it can be written");
+    }
 }
 
 struct Kept {
@@ -148,6 +198,72 @@ impl State {
             }
         }
         self.line.make_contiguous().sort_unstable();
+    }
+
+    fn keep(&mut self, seq: u64, key: Option<Key>, body: Bytes) -> &mut Kept {
+        self.line.push_back(seq);
+        self.messages.entry(seq).or_insert(Kept {
+            key,
+            body,
+            headers: Vec::new(),
+            not_before: None,
+            out: None,
+        })
+    }
+
+    fn acked(&mut self, seq: u64) {
+        self.messages.remove(&seq);
+        if let Some(journal) = &mut self.journal {
+            journal.write(&Entry::Ack(seq));
+        }
+    }
+
+    /// Takes up what the file has, and goes on writing to it.
+    fn read(&mut self, path: &Path) {
+        self.messages.clear();
+        self.line.clear();
+        let text = std::fs::read_to_string(path).expect("it can be read");
+        for line in text.lines() {
+            match serde_json::from_str(line).expect("we wrote it") {
+                Entry::Message(seq, key, body) => {
+                    self.last = self.last.max(seq);
+                    self.keep(seq, key.map(Key::new), body.into());
+                }
+                Entry::Ack(seq) => {
+                    self.messages.remove(&seq);
+                    self.line.retain(|other| *other != seq);
+                }
+            }
+        }
+        let file = File::options().append(true).open(path);
+        self.journal = Some(Journal {
+            file: file.expect("it can be written"),
+            owned: None,
+            path: path.to_owned(),
+        });
+    }
+
+    /// Writes everything to a file, for another process to go on with.
+    fn hand_over(&mut self) -> PathBuf {
+        if let Some(journal) = &self.journal {
+            return journal.path.clone();
+        }
+        let (file, path) = tempfile::NamedTempFile::new()
+            .expect("a file can be made")
+            .into_parts();
+        let mut journal = Journal {
+            file,
+            path: path.to_path_buf(),
+            owned: Some(path),
+        };
+        for (seq, kept) in &self.messages {
+            let key = kept.key.as_ref().map(ToString::to_string);
+            let body = String::from_utf8_lossy(&kept.body).into_owned();
+            journal.write(&Entry::Message(*seq, key, body));
+        }
+        let path = journal.path.clone();
+        self.journal = Some(journal);
+        path
     }
 
     fn disconnect(&mut self, connection: u64) {
@@ -191,8 +307,9 @@ impl State {
                 }
                 continue;
             }
-            if due.len() < room {
-                due.push(*seq);
+            due.push(*seq);
+            if due.len() == room {
+                break;
             }
         }
         (due, again)
@@ -220,9 +337,10 @@ impl Broker {
         }
         let until = self.features.lease.map(|lease| now + lease);
         let mut handed = Vec::new();
+        let taken: HashSet<u64> = due.iter().copied().collect();
+        state.line.retain(|seq| !taken.contains(seq));
         for seq in due {
             let delivery = state.next();
-            state.line.retain(|other| *other != seq);
             let kept = state.messages.get_mut(&seq).expect("it stood in line");
             kept.not_before = None;
             kept.out = Some(Loan {
@@ -289,23 +407,27 @@ impl Queue for BadQueue {
         self.0.change(|state| {
             for message in messages {
                 let headers = message.headers.into_iter();
-                let kept = Kept {
-                    key: message.key.map(Key::new),
-                    body: message.body,
-                    headers: headers.map(|(k, v)| (k.into(), v.into())).collect(),
-                    not_before: None,
-                    out: None,
-                };
                 let seq = state.next();
-                state.messages.insert(seq, kept);
-                state.line.push_back(seq);
+                let kept = state.keep(seq, message.key.map(Key::new), message.body);
+                kept.headers = headers.map(|(k, v)| (k.into(), v.into())).collect();
             }
         });
         Ok(())
     }
 
     async fn left(&self) -> Result<Option<u64>, String> {
-        Ok(Some(self.0.lock().messages.len() as u64))
+        let mut state = self.0.lock();
+        if let Some(journal) = state.journal.take() {
+            // Another process has done all that was done.
+            state.read(&journal.path);
+            state.journal = Some(journal);
+        }
+        Ok(Some(state.messages.len() as u64))
+    }
+
+    async fn child(&self) -> Option<Command> {
+        let journal = self.0.lock().hand_over();
+        super::as_a_router(self.0.router, &journal)
     }
 
     async fn fault(&self, fault: Fault) -> Result<(), String> {
@@ -461,7 +583,7 @@ impl Settler for BadSettler {
             if state.acks_to_lose > 0 {
                 state.acks_to_lose -= 1;
             } else {
-                state.messages.remove(&seq);
+                state.acked(seq);
             }
         })
     }

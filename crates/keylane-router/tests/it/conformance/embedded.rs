@@ -1,13 +1,14 @@
 //! The embedded queue as the suite's subject: real files in a folder of its own.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use keylane_router::conformance::{Published, Queue, Subject};
 use keylane_router::embedded::{Db, EmbeddedSource, NewMessage, Options};
 use keylane_router::message::Key;
-use keylane_router::plan::{Keyless, SourcePlan};
+use keylane_router::plan::{Instances, Keyless, SourcePlan};
 use keylane_router::source::{Features, Several};
 use keylane_router::store::Store;
 
@@ -16,7 +17,9 @@ const QUEUE: &str = "q";
 pub(crate) struct Embedded;
 
 pub(crate) struct EmbeddedQueue {
-    folder: tempfile::TempDir,
+    folder: PathBuf,
+    /// Goes with the queue, where the folder is its own.
+    owned: Option<tempfile::TempDir>,
     db: Mutex<Option<Db>>,
     published: AtomicU64,
 }
@@ -42,11 +45,9 @@ impl Subject for Embedded {
 
     async fn queue(&self) -> Result<EmbeddedQueue, String> {
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-        Ok(EmbeddedQueue {
-            db: Mutex::new(Some(open(folder.path())?)),
-            folder,
-            published: AtomicU64::new(0),
-        })
+        let mut queue = EmbeddedQueue::open(folder.path());
+        queue.owned = Some(folder);
+        Ok(queue)
     }
 }
 
@@ -55,11 +56,21 @@ fn open(folder: &Path) -> Result<Db, String> {
 }
 
 impl EmbeddedQueue {
+    /// The queue in this folder.
+    pub(crate) fn open(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            owned: None,
+            db: Mutex::new(None),
+            published: AtomicU64::new(0),
+        }
+    }
+
     /// The database, opened again if it was closed for a process of its own.
     fn db(&self) -> Result<Db, String> {
         let mut db = self.db.lock().expect("no panic while locked");
         if db.is_none() {
-            *db = Some(open(self.folder.path())?);
+            *db = Some(open(&self.folder)?);
         }
         Ok(db.clone().expect("it is open"))
     }
@@ -68,7 +79,11 @@ impl EmbeddedQueue {
 impl Queue for EmbeddedQueue {
     type Source = EmbeddedSource;
 
-    async fn connect(&self, name: Arc<str>, _: &SourcePlan) -> Result<EmbeddedSource, String> {
+    async fn connect(&self, name: Arc<str>, plan: &SourcePlan) -> Result<EmbeddedSource, String> {
+        if plan.instances == Instances::Many {
+            // Another process would open the folder itself.
+            open(&self.folder)?;
+        }
         let source = self.db()?.source(name, QUEUE, Keyless::Serial).await;
         source.map_err(|error| error.to_string())
     }
@@ -95,5 +110,13 @@ impl Queue for EmbeddedQueue {
     fn store(&self) -> Option<Arc<dyn Store>> {
         let db = self.db().ok()?;
         Some(Arc::new(db.store()))
+    }
+
+    async fn child(&self) -> Option<Command> {
+        let db = self.db.lock().expect("no panic while locked").take();
+        if let Some(db) = db {
+            db.close().await;
+        }
+        super::as_a_router("router_on_the_embedded_queue", &self.folder)
     }
 }
