@@ -1,7 +1,7 @@
 //! Build and test commands of the project: `cargo xtask help`.
 //!
 //! Reading order: `test` is the one test command, `report` its summary, `tally` its count of tests, `deny` its
-//! licence check, `brokers` the servers that it starts. `mutants` shows that the property tests can fail. `place` says where things are, `process` runs them.
+//! licence check, `brokers` the servers that it starts. `soak` repeats the faults of the conformance suite. `mutants` shows that the property tests can fail. `place` says where things are, `process` runs them.
 
 mod brokers;
 mod deny;
@@ -9,6 +9,7 @@ mod mutants;
 mod place;
 mod process;
 mod report;
+mod soak;
 mod tally;
 mod test;
 
@@ -25,6 +26,8 @@ cargo xtask <command>
                      licences; one summary at the end
                      --quick: format, lints, and tests with fewer histories and without brokers
   brokers <command>  the real brokers by themselves; see `cargo xtask brokers help`
+  soak [name]        the conformance suite with every fault 20 times; a name is a broker's, embedded, bad or locking
+  docs               write the generated parts of docs/sources.md
   mutants [name…]    break the code on purpose and check that the tests notice;
                      a name is a mutation's or an invariant's (L1); none means all
   help               this text
@@ -62,6 +65,9 @@ fn answer(args: &[String]) -> Result<Answer> {
         ["test"] => test::run(test::Extent::Full),
         ["test", "--quick"] => test::run(test::Extent::Quick),
         ["brokers", args @ ..] => brokers::run(args),
+        ["soak"] => soak::run(None),
+        ["soak", name] => soak::run(Some(name)),
+        ["docs"] => test::write_docs(),
         ["mutants", names @ ..] => mutants::run(names),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -43,7 +43,7 @@ pub(crate) fn run(extent: Extent) -> Result<Answer> {
 fn full(report: &mut Report, tally: &mut Tally) -> Result<()> {
     let required = brokers::required(&env::var("KEYLANE_REQUIRE_BROKERS").unwrap_or_default())?;
     // They are fetched and started while cargo builds.
-    let mut brokers = Kept::begin()?;
+    let mut brokers = Kept::begin(&brokers::chosen(&[])?)?;
     checks(report);
     report.step("build", build);
     report.step("brokers", || Ok(brokers.ready(&required)));
@@ -105,7 +105,7 @@ fn shuttle(tally: &mut Tally) -> Result<Verdict> {
     tallied(&mut test, tally)
 }
 
-fn tallied(test: &mut Command, tally: &mut Tally) -> Result<Verdict> {
+pub(crate) fn tallied(test: &mut Command, tally: &mut Tally) -> Result<Verdict> {
     let before = tally.failures.len();
     let status = run_seeing(test, |line| tally.see(line))?;
     Ok(match (status.success(), &tally.failures[before..]) {
@@ -119,6 +119,18 @@ fn docs() -> Result<Verdict> {
     let mut doc = cargo();
     doc.args(["doc", "--workspace", "--no-deps", "--all-features"]);
     verdict(doc.env("RUSTDOCFLAGS", "-Dwarnings"))
+}
+
+/// Writes what is generated in the docs: the test that compares it, told to write instead.
+pub(crate) fn write_docs() -> Result<Answer> {
+    let mut test = cargo();
+    test.args(["test", "--package", "keylane-router", "--all-features"]);
+    test.args(["--test", "it", "docs::"]);
+    let written = verdict(test.env("KEYLANE_WRITE_DOCS", "1"))?;
+    Ok(match written {
+        Verdict::Ok => Answer::Good,
+        _ => Answer::Bad,
+    })
 }
 
 /// Packs the crate that strangers depend on and builds it from the package alone.

@@ -166,6 +166,27 @@ impl Several {
     }
 }
 
+/// A source of this crate as the docs show it.
+#[derive(Clone, Debug)]
+pub struct Declared {
+    /// What it is called.
+    pub name: &'static str,
+    /// What it promises.
+    pub features: Features,
+    /// Where a message's key comes from.
+    pub key_from: &'static str,
+    /// Why it does not promise more, and what it needs for what it promises.
+    pub why_not_more: &'static str,
+}
+
+/// All sources of this build.
+pub fn declared() -> Vec<Declared> {
+    vec![
+        #[cfg(feature = "embedded")]
+        crate::embedded::DECLARED,
+    ]
+}
+
 /// A receive that failed; the consumer backs off and tries again.
 #[derive(Debug, thiserror::Error)]
 #[error("source `{source_name}`: {text}")]

@@ -32,8 +32,10 @@ const NICENESS: i32 = 5;
 pub(crate) struct Kept {
     begun: Instant,
     run: Run,
-    /// The ones to be started; for the others there is a URL already.
+    /// The ones to be started.
     brokers: Vec<Broker>,
+    /// The ones for which there is a URL already.
+    yours: Vec<Broker>,
     ready: Vec<Broker>,
     failed: Vec<(Broker, String)>,
     keeper: Child,
@@ -43,16 +45,13 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Begins to start all brokers for which no URL is set, and does not wait.
-    pub(crate) fn begin() -> Result<Self> {
+    /// Begins to start those of these brokers for which no URL is set, and does not wait.
+    pub(crate) fn begin(wanted: &[Broker]) -> Result<Self> {
         run::sweep()?;
         let given = |broker: &Broker| {
             env::var_os(broker.variable("URL")).is_some_and(|url| !url.is_empty())
         };
-        let brokers: Vec<_> = Broker::ALL
-            .into_iter()
-            .filter(|broker| !given(broker))
-            .collect();
+        let brokers: Vec<_> = wanted.iter().copied().filter(|b| !given(b)).collect();
         let run = Run::named(&format!("test-{}", std::process::id()))?;
         let mut keeper = Command::new(env::current_exe()?);
         keeper.args(["brokers", "keep", run.name()]);
@@ -69,6 +68,7 @@ impl Kept {
             begun: Instant::now(),
             run,
             brokers,
+            yours: wanted.iter().copied().filter(given).collect(),
             ready: Vec::new(),
             failed: Vec::new(),
             keeper,
@@ -81,10 +81,8 @@ impl Kept {
     pub(crate) fn ready(&mut self, required: &[Broker]) -> Verdict {
         self.wait();
         self.smoke();
-        for broker in Broker::ALL {
-            if !self.brokers.contains(&broker) {
-                println!("{broker:<10}yours, by {}", broker.variable("URL"));
-            }
+        for broker in &self.yours {
+            println!("{broker:<10}yours, by {}", broker.variable("URL"));
         }
         judge(&self.failed, required)
     }

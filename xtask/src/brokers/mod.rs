@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use crate::{Answer, Result};
 use broker::Broker;
-pub(crate) use broker::required;
+pub(crate) use broker::{chosen, required};
 use install::Installer;
 use run::Run;
 use server::Server;

@@ -51,7 +51,7 @@ use rusqlite::{Connection, ErrorCode};
 pub use backup::BackupError;
 pub use clock::{Clock, SystemClock};
 pub use publish::{NewMessage, PublishError, Published};
-pub use source::{EmbeddedSettler, EmbeddedSource, Receipt};
+pub use source::{DECLARED, EmbeddedSettler, EmbeddedSource, Receipt};
 pub use stores::EmbeddedStore;
 
 use crate::plan::Keyless;

@@ -16,7 +16,27 @@ use super::stores;
 use super::writer::{Failure, Tx, Write};
 use crate::message::{BrokerId, Identity};
 use crate::source::{
-    BatchId, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
+    BatchId, Declared, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
+};
+
+/// What the embedded queue promises.
+pub const DECLARED: Declared = Declared {
+    name: "embedded",
+    features: Features {
+        kind: "embedded",
+        identity: true,
+        ordered_return: true,
+        delayed_return: true,
+        key_lock: true,
+        dead_letter: false,
+        lease: None,
+        confirmed_acks: true,
+        positions: true,
+        keyless_serial: true,
+        several: Several::OneOwner,
+    },
+    key_from: "its own column",
+    why_not_more: "one process owns the file, so there is no second instance; `--standby` waits for the owner's end. Dead letters are in the same file, in the router's own store.",
 };
 
 /// What settles one message: its sequence, and the claim it came with, so that a receipt of an
@@ -151,19 +171,7 @@ impl Source for EmbeddedSource {
     type Settler = EmbeddedSettler;
 
     fn features(&self) -> Features {
-        Features {
-            kind: "embedded",
-            identity: true,
-            ordered_return: true,
-            delayed_return: true,
-            key_lock: true,
-            dead_letter: false,
-            lease: None,
-            confirmed_acks: true,
-            positions: true,
-            keyless_serial: true,
-            several: Several::OneOwner,
-        }
+        DECLARED.features
     }
 
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {

@@ -45,17 +45,27 @@ fn router_on_the_embedded_queue() {
     be_a_router(|folder| embedded::EmbeddedQueue::open(&folder));
 }
 
+/// The example of the docs.
+#[path = "../../examples/own_source.rs"]
+#[expect(dead_code, reason = "its main is for those who run it")]
+mod own_source;
+
+/// What strangers are told to begin with.
+mod on_own {
+    keylane_router::conformance_tests!(super::own_source::Shelves);
+}
+
 /// A source that promises next to nothing: what holds here is the router's own doing.
-mod on_a_bad_source {
+mod on_bad {
     keylane_router::conformance_tests!(super::bad::Bad::new());
 }
 
 /// The same broker with a lock on keys, leases and a return: what a good queue service promises.
-mod on_a_locking_source {
+mod on_locking {
     keylane_router::conformance_tests!(super::bad::Bad::locking());
 }
 
 #[cfg(feature = "embedded")]
-mod on_the_embedded_queue {
+mod on_embedded {
     keylane_router::conformance_tests!(super::embedded::Embedded);
 }

@@ -5,6 +5,7 @@ mod breaker;
 mod certificate;
 mod conformance;
 mod dispatch;
+mod docs;
 #[cfg(feature = "embedded")]
 mod embedded;
 mod fuzz;

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use keylane_router::conformance::{Published, Queue, Subject};
-use keylane_router::embedded::{Db, EmbeddedSource, NewMessage, Options};
+use keylane_router::embedded::{DECLARED, Db, EmbeddedSource, NewMessage, Options};
 use keylane_router::message::Key;
 use keylane_router::plan::{Instances, Keyless, SourcePlan};
-use keylane_router::source::{Features, Several};
+use keylane_router::source::Features;
 use keylane_router::store::Store;
 
 const QUEUE: &str = "q";
@@ -28,19 +28,7 @@ impl Subject for Embedded {
     type Queue = EmbeddedQueue;
 
     fn features(&self) -> Features {
-        Features {
-            kind: "embedded",
-            identity: true,
-            ordered_return: true,
-            delayed_return: true,
-            key_lock: true,
-            dead_letter: false,
-            lease: None,
-            confirmed_acks: true,
-            positions: true,
-            keyless_serial: true,
-            several: Several::OneOwner,
-        }
+        DECLARED.features
     }
 
     async fn queue(&self) -> Result<EmbeddedQueue, String> {
