@@ -131,9 +131,12 @@ impl ShelfSettler {
         end: impl Fn(&mut State, u64),
     ) -> Vec<Result<(), SettleError>> {
         let mut state = self.0.lock();
-        let settle = |seq| match state.out.contains(&seq) {
-            true => Ok(end(&mut state, seq)),
-            false => Err(SettleError::Lost("it is not out".to_owned())),
+        let settle = |seq| {
+            if !state.out.contains(&seq) {
+                return Err(SettleError::Lost("it is not out".to_owned()));
+            }
+            end(&mut state, seq);
+            Ok(())
         };
         let results = receipts.into_iter().map(settle).collect();
         drop(state);
