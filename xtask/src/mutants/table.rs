@@ -21,9 +21,12 @@ const CONSUME: &str = "crates/keylane-router/src/consume.rs";
 const ROUTE: &str = "crates/keylane-router/src/route.rs";
 const ROUTER: &str = "crates/keylane-router/src/router.rs";
 const VERBS: &str = "crates/keylane-router/src/verbs.rs";
+const PARSE: &str = "crates/keylane-router/src/parse/mod.rs";
+const HEALTH: &str = "crates/keylane-router/src/health.rs";
 
 const SHELF: &str = "crates/keylane-router/src/embedded/shelf.rs";
 const EMBEDDED_SOURCE: &str = "crates/keylane-router/src/embedded/source.rs";
+const EMBEDDED_LOCK: &str = "crates/keylane-router/src/embedded/lock.rs";
 const EMBEDDED_WRITER: &str = "crates/keylane-router/src/embedded/writer.rs";
 
 /// The embedded queue's tests on real files, its state machine among them.
@@ -47,6 +50,14 @@ const ROUTED: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "router::",
+    env: &[],
+};
+
+/// The conformance suite on the sources that need no broker.
+const CONFORMS: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "conformance::on_",
     env: &[],
 };
 
@@ -644,6 +655,142 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        {\n            let mut state = lock(&self.state);\n            if state.published {\n                let status = keep(&mut state.status);\n                let (started, ended) = (state.started, state.ended_at);\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
         replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            if state.published {\n                let status = keep(&mut state.status);\n                let (started, ended) = (state.started, state.ended_at);\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        Poll::Pending",
         test: SHUTTLE,
+    },
+    Mutation {
+        name: "return-is-taken-anywhere",
+        invariant: "R5",
+        file: ROUTER,
+        find: "    if features.ordered_return && features.delayed_return {\n",
+        replace: "    if features.ordered_return || !features.ordered_return {\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "blocked-head-is-a-dead-letter",
+        invariant: "R2",
+        file: PROCESS,
+        find: "        OnExhausted::Block => Next::Retry(reason, plan.retry.max),\n",
+        replace: "        OnExhausted::Block => Next::DeadLetter {\n            class: \"exhausted\",\n            reason,\n        },\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "no-room-goes-back",
+        invariant: "R1",
+        file: CONSUME,
+        find: "            if self.stop.is_cancelled() || self.overflow(&pool) == Overflow::Return {\n",
+        replace: "            if self.stop.is_cancelled() || self.overflow(&pool) != Overflow::Spill {\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "failing-keys-stay",
+        invariant: "R9",
+        file: PROCESS,
+        find: "        Some(OnExhausted::Return) | None if head.returns => OnExhausted::Return,\n",
+        replace: "        Some(OnExhausted::Return) if head.returns => OnExhausted::Return,\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "equal-ids-are-one",
+        invariant: "R2",
+        file: CONSUME,
+        find: "            let acked = self.held.was_acked(&received.identity.id);\n",
+        replace: "            let twin = parse::parse(&self.plan.envelope, &received).map(|message| message.id);\n            let acked = self.held.lock().values().any(|entry| twin.as_ref() == Ok(&entry.message));\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "lost-acks-are-forgotten",
+        invariant: "R4",
+        file: CONSUME,
+        find: "        remember: !features.confirmed_acks,\n",
+        replace: "        remember: false,\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "cut-source-is-given-up",
+        invariant: "R2",
+        file: CONSUME,
+        find: "                    self.router.health.trouble(trouble, error.to_string());\n                    tokio::select! {\n",
+        replace: "                    self.router.health.trouble(trouble, error.to_string());\n                    if error.text.len() > 1 {\n                        break;\n                    }\n                    tokio::select! {\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "lost-loan-is-settled-for-ever",
+        invariant: "R12",
+        file: CONSUME,
+        find: "                        entry.counters.lost_leases.one();\n                    }\n                    over.push(id);\n",
+        replace: "                        entry.counters.lost_leases.one();\n                    }\n                    again.push(id);\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "given-back-is-acked",
+        invariant: "R2",
+        file: POOL,
+        find: "            queued.job.settle(Settlement::Return { delay });\n",
+        replace: "            let _ = delay;\n            queued.job.settle(Settlement::Ack);\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "acked-on-receipt",
+        invariant: "R2",
+        file: CONSUME,
+        find: "            self.put(pool, delivery, &mut refused).await;\n",
+        replace: "            let id = delivery.identity.id.clone();\n            let _ = self.to_settle.send(Settled {\n                id,\n                settlement: Settlement::Ack,\n                counted: None,\n            });\n            self.put(pool, delivery, &mut refused).await;\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "keys-are-text",
+        invariant: "R1",
+        file: PARSE,
+        find: "    let key = incoming.key.filter(|key| !is_blank(key)).cloned();\n    Ok(Message {",
+        replace: "    let key = incoming.key.filter(|key| !is_blank(key));\n    let key = key.map(|key| Key::new(key.to_string().trim()));\n    Ok(Message {",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "the-bodys-key-wins",
+        invariant: "R1",
+        file: PARSE,
+        find: "        key: key.or(fields.key),\n",
+        replace: "        key: fields.key.or(key),\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "raw-bodies-are-wrapped",
+        invariant: "R2",
+        file: PARSE,
+        find: "        payload: incoming.body.clone(),\n",
+        replace: "        payload: pointer_payload(&incoming.identity.id.to_string()),\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "window-is-not-counted",
+        invariant: "R9",
+        file: CONSUME,
+        find: "            let room = window.saturating_sub(self.lock().len());\n",
+        replace: "            let room = window.saturating_sub(self.lock().len() / window);\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "trouble-is-said-every-time",
+        invariant: "R9",
+        file: HEALTH,
+        find: "        if self.note(trouble.clone(), text.clone()) {\n            tracing::error!",
+        replace: "        if self.note(trouble.clone(), text.clone()) || !text.is_empty() {\n            tracing::error!",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "tried-again-to-the-beat",
+        invariant: "R9",
+        file: CONSUME,
+        find: "                        () = stop.cancelled() => break,\n                        () = tokio::time::sleep(jitter::between(back_off, 0.5, 1.0)) => {}\n",
+        replace: "                        () = stop.cancelled() => break,\n                        () = tokio::time::sleep(back_off) => {}\n",
+        test: CONFORMS,
+    },
+    Mutation {
+        name: "folder-has-two-owners",
+        invariant: "R1",
+        file: EMBEDDED_LOCK,
+        find: "            Err(TryLockError::WouldBlock) => Err(OpenError::Held {\n                by: holder(&path),\n                lock: path,\n            }),\n            Err(TryLockError::Error(source)) => Err(OpenError::Folder { path, source }),\n        }\n    }\n",
+        replace: "            Err(TryLockError::WouldBlock) => Ok(Self { _file: file }),\n            Err(TryLockError::Error(source)) => Err(OpenError::Folder { path, source }),\n        }\n    }\n",
+        test: CONFORMS,
     },
     Mutation {
         name: "key-not-locked",

@@ -1,9 +1,10 @@
 //! Runs cases and says how each ended.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use super::cases::CASES;
@@ -36,6 +37,8 @@ pub(super) enum On {
     OneThread,
     /// The real clock: what it does cannot be paused.
     RealClock,
+    /// As `AnyClock`, while no other case uses the subject's broker: it is stopped.
+    OwnBroker,
 }
 
 /// What a case saw when all was well.
@@ -79,6 +82,8 @@ pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
     let case = CASES.iter().find(|case| case.name == name);
     let case = case.unwrap_or_else(|| panic!("no case is called `{name}`"));
     let paused = subject.in_memory() && case.on != On::RealClock;
+    // What is in memory is the case's own.
+    let _turn = (!subject.in_memory()).then(|| Turn::of(subject.features().kind, case.on));
     let rig = Rig {
         features: subject.features(),
         subject: Arc::new(subject),
@@ -93,7 +98,7 @@ pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
         (false, On::OneThread) => tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build(),
-        (false, On::AnyClock | On::RealClock) => tokio::runtime::Builder::new_multi_thread()
+        (false, _) => tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build(),
@@ -106,6 +111,37 @@ pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
         Ok(Err(End::Excluded(why))) => Verdict::Excluded(why),
         Ok(Err(End::Failed(why))) => Verdict::Failed(why),
         Err(_) => Verdict::Failed("it hangs".to_owned()),
+    }
+}
+
+/// The right to use a broker that other cases use, too, at the same time or alone.
+enum Turn {
+    Shared {
+        _held: RwLockReadGuard<'static, ()>,
+    },
+    Alone {
+        _held: RwLockWriteGuard<'static, ()>,
+    },
+}
+
+/// Brokers by the kind of their sources; never removed, there are few.
+static BROKERS: Mutex<BTreeMap<&str, &'static RwLock<()>>> = Mutex::new(BTreeMap::new());
+
+impl Turn {
+    fn of(kind: &'static str, on: On) -> Self {
+        let mut brokers = BROKERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let broker = *brokers
+            .entry(kind)
+            .or_insert_with(|| Box::leak(Box::default()));
+        drop(brokers);
+        match on {
+            On::OwnBroker => Self::Alone {
+                _held: broker.write().unwrap_or_else(PoisonError::into_inner),
+            },
+            _ => Self::Shared {
+                _held: broker.read().unwrap_or_else(PoisonError::into_inner),
+            },
+        }
     }
 }
 
