@@ -673,11 +673,11 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: CONFORMS,
     },
     Mutation {
-        name: "no-room-goes-back",
-        invariant: "R1",
+        name: "nobody-tells-of-room",
+        invariant: "R9",
         file: CONSUME,
-        find: "            if self.stop.is_cancelled() || self.overflow(&pool) == Overflow::Return {\n",
-        replace: "            if self.stop.is_cancelled() || self.overflow(&pool) != Overflow::Spill {\n",
+        find: "            tokio::select! {\n                () = changed => {}\n                () = self.stop.cancelled() => {}\n",
+        replace: "            drop(changed);\n            tokio::select! {\n                () = self.stop.cancelled() => {}\n",
         test: CONFORMS,
     },
     Mutation {
