@@ -163,12 +163,16 @@ enum TimerOut {
 /// A run that is to become a task of its own, to be stopped by its handle.
 type Spawned = (usize, u64, AbortHandle);
 
+/// Has its cache lines for itself: what submitters write is not on a line that runners read.
+#[repr(align(128))]
+struct Apart<T>(T);
+
 pub(crate) struct Shell<K, W: Types> {
     pub(crate) work: Arc<W>,
-    inbox: Mutex<Inbox<K, W::Job>>,
+    inbox: Apart<Mutex<Inbox<K, W::Job>>>,
     /// Runs that ended as tasks of their own, to be reported by the next runner that looks.
-    ends: Mutex<Vec<EndedRun<W>>>,
-    state: Mutex<State<K, W::Job>>,
+    ends: Apart<Mutex<Vec<EndedRun<W>>>>,
+    state: Apart<Mutex<State<K, W::Job>>>,
     spawner: Spawner,
     workers: usize,
     epoch: Instant,
@@ -225,16 +229,16 @@ where
     ) -> Arc<Self> {
         let workers = spawner.workers();
         Arc::new_cyclic(|me| Self {
-            inbox: Mutex::new(Inbox {
+            inbox: Apart(Mutex::new(Inbox {
                 queue: Vec::new(),
                 next_seq: 0,
                 direct: must_be_direct(&limits) || work.has_specs(),
                 closed: false,
                 runners: 0,
                 again: false,
-            }),
-            ends: Mutex::new(Vec::new()),
-            state: Mutex::new(State {
+            })),
+            ends: Apart(Mutex::new(Vec::new())),
+            state: Apart(Mutex::new(State {
                 lanes: Lanes::new(limits),
                 taken: Vec::new(),
                 aborts: Vec::new(),
@@ -247,7 +251,7 @@ where
                 timer: None,
                 timer_task: false,
                 rate_at: None,
-            }),
+            })),
             work: Arc::new(work),
             spawner,
             workers,
@@ -264,7 +268,7 @@ where
 
     /// Puts a job at the end of its lane; answers its sequence.
     pub(crate) fn push(&self, key: K, job: W::Job) -> Result<u64, NotTaken<W::Job>> {
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = lock(&self.inbox.0);
         if inbox.closed {
             return Err(NotTaken::Closed(job));
         }
@@ -337,7 +341,7 @@ where
     }
 
     pub(crate) fn poll_room(&self, seq: u64, cx: &Context<'_>) -> Poll<()> {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.state.0);
         match state.room.get_mut(&seq) {
             Some(waker) => {
                 *waker = Some(cx.waker().clone());
@@ -357,7 +361,7 @@ where
     ) -> R {
         let mut asked = None;
         loop {
-            let mut state = lock(&self.state);
+            let mut state = lock(&self.state.0);
             if let Some(spec) = self.spec_now(&mut state, &key, &asked) {
                 return self.change(state, |state, inbox| change(state, inbox, key, spec));
             }
@@ -428,11 +432,11 @@ where
 
     /// No submit is taken any more; `false` when that was so already.
     pub(crate) fn close(&self) -> bool {
-        !std::mem::replace(&mut lock(&self.inbox).closed, true)
+        !std::mem::replace(&mut lock(&self.inbox.0).closed, true)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.inbox).closed
+        lock(&self.inbox.0).closed
     }
 
     /// Works on the lanes, everything submitted before included, and sees to what follows.
@@ -509,7 +513,7 @@ where
 
     /// Locks, takes in what was submitted, makes a change and does what follows from it.
     fn with<R>(&self, change: impl FnOnce(&mut State<K, W::Job>, &mut Inbox<K, W::Job>) -> R) -> R {
-        self.change(lock(&self.state), change)
+        self.change(lock(&self.state.0), change)
     }
 
     fn change<R>(
@@ -518,7 +522,7 @@ where
         change: impl FnOnce(&mut State<K, W::Job>, &mut Inbox<K, W::Job>) -> R,
     ) -> R {
         let answer = {
-            let mut inbox = lock(&self.inbox);
+            let mut inbox = lock(&self.inbox.0);
             state.take_from(&mut inbox);
             state.push_taken();
             change(&mut state, &mut inbox)
@@ -582,7 +586,7 @@ where
 
     /// Makes sure that a runner looks at the lanes after this.
     fn look_again(&self) {
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = lock(&self.inbox.0);
         inbox.again = true;
         if inbox.runners == 0 {
             inbox.runners += 1;
@@ -619,7 +623,7 @@ where
         let Some(shell) = self.me.upgrade() else {
             return;
         };
-        let draining = lock(&self.state).draining;
+        let draining = lock(&self.state.0).draining;
         let dealt_with = self.work.flushed(key.clone(), jobs);
         self.spawner.spawn(async move {
             let keep = dealt_with.await;
@@ -724,6 +728,10 @@ where
                 continue;
             }
             let now = self.poll_batch();
+            if self.shell.has_surplus_runner() {
+                // Dropped, it reports what ended and leaves the rest to the others.
+                return;
+            }
             if helped {
                 // One of the two is found by an idle worker.
                 crate::rt::move_over().await;
@@ -739,8 +747,8 @@ where
     /// One lock: report what ended, take in what was submitted, take the next batch.
     fn turn(&mut self) -> bool {
         let shell = self.shell.clone();
-        let mut state = lock(&shell.state);
-        state.take_in(&shell.inbox);
+        let mut state = lock(&shell.state.0);
+        state.take_in(&shell.inbox.0);
         self.ended.append(&mut shell.take_ends());
         let ends = shell.report(&mut state, &mut self.ended, &mut self.spawned);
         let full = shell.fill(&mut state, &mut self.batch);
@@ -808,7 +816,7 @@ where
     W: Work<K>,
 {
     fn take_ends(&self) -> Vec<EndedRun<W>> {
-        std::mem::take(&mut lock(&self.ends))
+        std::mem::take(&mut lock(&self.ends.0))
     }
 
     /// Tells the lanes what ended and notes how to stop what was started.
@@ -860,7 +868,7 @@ where
     /// The last result can be seen: whoever waits for all to be idle may go on.
     fn tell_idle(&self) {
         let idle = {
-            let mut state = lock(&self.state);
+            let mut state = lock(&self.state.0);
             if state.idle_all.is_empty() || !self.is_idle(&state) {
                 return;
             }
@@ -925,7 +933,7 @@ where
 
     /// More could start than this runner took: another worker may take that.
     fn another_runner(&self) -> bool {
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = lock(&self.inbox.0);
         if inbox.runners >= self.workers || !self.worth_help() {
             inbox.again = true;
             return false;
@@ -936,6 +944,11 @@ where
         true
     }
 
+    /// Whether there are more runners than pay: they were started when polls took longer.
+    fn has_surplus_runner(&self) -> bool {
+        !self.worth_help() && lock(&self.inbox.0).runners > 1
+    }
+
     /// Whether polling takes longer than what two runners would take from each other: the lock,
     /// and everything they touch on its way from core to core.
     fn worth_help(&self) -> bool {
@@ -944,7 +957,7 @@ where
 
     /// The runner found nothing to start: it ends, unless something changed since it looked.
     fn retire(&self) -> bool {
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = lock(&self.inbox.0);
         if !inbox.queue.is_empty() || std::mem::take(&mut inbox.again) {
             return false;
         }
@@ -954,8 +967,8 @@ where
 
     /// A run of its own ended: a runner will report it, with all that end about now.
     fn leave_end(&self, ended: EndedRun<W>) {
-        lock(&self.ends).push(ended);
-        let mut inbox = lock(&self.inbox);
+        lock(&self.ends.0).push(ended);
+        let mut inbox = lock(&self.inbox.0);
         // Also beside another runner: that one may be in the middle of a long poll.
         if inbox.runners < self.workers {
             inbox.runners += 1;
@@ -1008,7 +1021,7 @@ where
 {
     fn drop(&mut self) {
         if let Some((run, ticket)) = self.run.take() {
-            let stop = lock(&self.shell.state).stop_of(&ticket);
+            let stop = lock(&self.shell.state.0).stop_of(&ticket);
             let after = self.shell.work.abandon(run, stop);
             self.shell.end_one((ticket, Ended::Done(after)));
         }
@@ -1022,8 +1035,8 @@ where
 {
     /// Reports one end and leaves the rest to the runners.
     fn end_one(&self, ended: EndedRun<W>) {
-        let mut state = lock(&self.state);
-        state.take_in(&self.inbox);
+        let mut state = lock(&self.state.0);
+        state.take_in(&self.inbox.0);
         let ends = self.report(&mut state, &mut vec![ended], &mut Vec::new());
         let out = self.finish(&mut state);
         drop(state);
@@ -1045,8 +1058,8 @@ where
         });
         ended.extend(unstarted);
         ended.append(&mut self.take_ends());
-        lock(&self.inbox).runners -= 1;
-        let mut state = lock(&self.state);
+        lock(&self.inbox.0).runners -= 1;
+        let mut state = lock(&self.state.0);
         let ends = self.report(&mut state, ended, spawned);
         let out = self.finish(&mut state);
         drop(state);
@@ -1064,7 +1077,7 @@ where
 {
     loop {
         let at = {
-            let mut state = lock(&shell.state);
+            let mut state = lock(&shell.state.0);
             state.timer_task = state.timer.is_some();
             state.timer
         };
