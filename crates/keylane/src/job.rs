@@ -286,13 +286,21 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         }
     }
 
-    /// The task's first poll is over: it began then, and has this result, if any.
-    fn after_first_poll(&self, began: Time, status: Option<Status<T>>) {
+    /// The task began then and ended at its first poll.
+    fn ended_at_once(&self, began: Time, status: Status<T>) {
         let ended_at = self.shell.now();
         let mut state = lock(&self.state);
         state.started = Some(began);
         state.ended_at = ended_at;
-        state.status = status;
+        state.status = Some(status);
+    }
+
+    /// The task began then and goes on; `Some` if it is to stop.
+    fn goes_on(&self, began: Time, cx: &Context<'_>) -> Option<Why> {
+        let mut state = lock(&self.state);
+        state.started = Some(began);
+        state.driver = Some(cx.waker().clone());
+        state.cancel
     }
 
     /// The task has this result, to be seen once its permits are free.
@@ -564,20 +572,19 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Tracked<K, Tk> {
         }
     }
 
-    /// Most tasks with little to do end at their first poll, so it costs one lock. What comes
-    /// meanwhile is seen at the second, which follows at once.
+    /// Most tasks with little to do end at their first poll, so it costs one lock.
     fn poll_first(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
         *self.as_mut().project().stage = Stage::Begun;
         let began = self.cell.shell.now();
         self.cell.tell_start();
         match self.as_mut().poll_once(cx) {
-            Poll::Pending => {
-                self.cell.after_first_poll(began, None);
-                Poll::Pending
-            }
+            Poll::Pending => match self.cell.goes_on(began, cx) {
+                Some(why) if Tk::STOPS_WHEN_DROPPED => Poll::Ready(self.stop(why)),
+                _ => Poll::Pending,
+            },
             Poll::Ready((status, ran)) => {
                 let mut this = self.project();
-                this.cell.after_first_poll(began, Some(status));
+                this.cell.ended_at_once(began, status);
                 Poll::Ready(ran.and(Ran::dropping(|| this.task.set(None))))
             }
         }

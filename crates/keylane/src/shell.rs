@@ -19,7 +19,7 @@ use crate::lanes::{
     FlushId, Flushed, Hold, ItemId, LaneLimits, Lanes, Limits, Next, Spec, Ticket, Time,
 };
 use crate::permits::{Kick, Permits};
-use crate::rt::{AbortHandle, AtomicBool, AtomicUsize, Mutex, MutexGuard, Spawner, contain, lock};
+use crate::rt::{AbortHandle, AtomicBool, Mutex, MutexGuard, Spawner, contain, lock};
 
 /// The most starts that are taken under one lock, and before a runner lets others run.
 const BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 64 };
@@ -183,8 +183,8 @@ pub(crate) struct Shell<K, W: Types> {
     wants_permit: AtomicBool,
     /// What one poll of a started run took lately, in nanoseconds.
     poll_nanos: AtomicU32,
-    /// Ends that were reported and whose results cannot be seen yet.
-    unpublished: AtomicUsize,
+    /// Ends that were reported and whose results cannot be seen yet. Locked inside `state`.
+    publishing: Mutex<Publishing>,
     me: Weak<Self>,
 }
 
@@ -261,7 +261,7 @@ where
             timer_changed: Notify::new(),
             wants_permit: AtomicBool::new(false),
             poll_nanos: AtomicU32::new(BATCH_NANOS),
-            unpublished: AtomicUsize::new(0),
+            publishing: Mutex::default(),
             me: me.clone(),
         })
     }
@@ -498,13 +498,20 @@ where
     /// Tells when this key, or (`None`) everything, is idle; `None` when it is so now.
     pub(crate) fn watch_idle(&self, key: Option<&K>) -> Option<oneshot::Receiver<()>> {
         self.with(|state, _| {
+            let (sender, receiver) = oneshot::channel();
             let waiting = match key {
                 None if self.is_idle(state) => return None,
                 None => &mut state.idle_all,
-                Some(key) if !state.lanes.watch(key) => return None,
+                Some(key) if !state.lanes.watch(key) => {
+                    let mut publishing = lock(&self.publishing);
+                    if publishing.open.is_empty() {
+                        return None;
+                    }
+                    publishing.wait(sender);
+                    return Some(receiver);
+                }
                 Some(key) => state.idle_of.entry(key.clone()).or_default(),
             };
-            let (sender, receiver) = oneshot::channel();
             waiting.retain(|other| !other.is_closed());
             waiting.push(sender);
             Some(receiver)
@@ -535,14 +542,13 @@ where
 
     /// Whether nothing waits or runs and every result can be seen.
     fn is_idle(&self, state: &State<K, W::Job>) -> bool {
-        state.lanes.is_idle() && self.unpublished.load(Ordering::SeqCst) == 0
+        state.lanes.is_idle() && lock(&self.publishing).open.is_empty()
     }
 
     /// What follows from a change of the lanes.
     fn finish(&self, state: &mut MutexGuard<'_, State<K, W::Job>>) -> Out<K, W::Job> {
         let wakers = state.take_wakers();
-        let all = self.is_idle(state);
-        let idle = state.take_idle(all);
+        let idle = self.idle_now(state);
         #[cfg(feature = "metrics")]
         self.work.observe(
             state.lanes.waiting(),
@@ -563,14 +569,31 @@ where
         }
     }
 
+    /// Who waited for what is idle now, every result of it seen.
+    fn idle_now(&self, state: &mut State<K, W::Job>) -> Vec<oneshot::Sender<()>> {
+        let of_keys = state.take_idle_keys();
+        let all = state.lanes.is_idle();
+        if of_keys.is_empty() && !all {
+            return Vec::new();
+        }
+        let mut publishing = lock(&self.publishing);
+        if !publishing.open.is_empty() {
+            of_keys.into_iter().for_each(|key| publishing.wait(key));
+            return Vec::new();
+        }
+        drop(publishing);
+        let mut idle = of_keys;
+        if all {
+            idle.append(&mut state.idle_all);
+        }
+        idle
+    }
+
     fn deliver(&self, out: Out<K, W::Job>) {
         for waker in out.wakers {
             waker.wake();
         }
-        for idle in out.idle {
-            // Whoever asked may have stopped waiting.
-            let _ = idle.send(());
-        }
+        tell(out.idle);
         for flushed in out.flushes {
             self.start_flush(flushed);
         }
@@ -808,6 +831,40 @@ where
 struct Ends<A> {
     freed: usize,
     afters: Vec<A>,
+    /// Their number among those being published.
+    number: u64,
+}
+
+/// Which results are on their way to be seen: runners report under the lock of the lanes and let
+/// results be seen after it, each at its own pace.
+#[derive(Default)]
+struct Publishing {
+    next: u64,
+    /// Reported, and their results not yet seen; no more than there are runners.
+    open: Vec<u64>,
+    /// Those who wait for a key to be idle: its lane is, and results below this number remain.
+    waiting: Vec<(u64, oneshot::Sender<()>)>,
+}
+
+impl Publishing {
+    fn begin(&mut self) -> u64 {
+        self.next += 1;
+        self.open.push(self.next);
+        self.next
+    }
+
+    /// The results of this number can be seen; answers who waited for that.
+    fn end(&mut self, number: u64) -> Vec<oneshot::Sender<()>> {
+        self.open.retain(|open| *open != number);
+        let seen = self.open.iter().min().map_or(u64::MAX, |least| least - 1);
+        let ready = self.waiting.extract_if(.., |(until, _)| *until <= seen);
+        ready.map(|(_, sender)| sender).collect()
+    }
+
+    /// Whoever this is waits for all results that were reported.
+    fn wait(&mut self, sender: oneshot::Sender<()>) {
+        self.waiting.push((self.next, sender));
+    }
 }
 
 impl<K, W> Shell<K, W>
@@ -845,10 +902,15 @@ where
         for spawned in spawned.drain(..) {
             state.note_abort(spawned);
         }
-        if !afters.is_empty() {
-            self.unpublished.fetch_add(afters.len(), Ordering::SeqCst);
+        let number = match afters.is_empty() {
+            true => 0,
+            false => lock(&self.publishing).begin(),
+        };
+        Ends {
+            freed,
+            afters,
+            number,
         }
-        Ends { freed, afters }
     }
 
     /// The permits are free: gives shared ones back, then lets the results be seen.
@@ -856,11 +918,18 @@ where
         if let Some(permits) = &self.permits {
             permits.give(ends.freed);
         }
-        let count = ends.afters.len();
+        if ends.afters.is_empty() {
+            return;
+        }
         for after in ends.afters {
             self.work.after(after);
         }
-        if count > 0 && self.unpublished.fetch_sub(count, Ordering::SeqCst) == count {
+        let mut publishing = lock(&self.publishing);
+        let idle = publishing.end(ends.number);
+        let all = publishing.open.is_empty();
+        drop(publishing);
+        tell(idle);
+        if all {
             self.tell_idle();
         }
     }
@@ -874,10 +943,7 @@ where
             }
             std::mem::take(&mut state.idle_all)
         };
-        for idle in idle {
-            // Whoever asked may have stopped waiting.
-            let _ = idle.send(());
-        }
+        tell(idle);
     }
 
     /// Takes starts in turn; answers whether the batch is what ended it.
@@ -946,6 +1012,11 @@ where
 
     /// Whether there are more runners than pay: they were started when polls took longer.
     fn has_surplus_runner(&self) -> bool {
+        if cfg!(keylane_shuttle) {
+            // Explored now and then.
+            let inbox = lock(&self.inbox.0);
+            return inbox.runners > 1 && inbox.next_seq.is_multiple_of(2);
+        }
         !self.worth_help() && lock(&self.inbox.0).runners > 1
     }
 
@@ -967,7 +1038,14 @@ where
 
     /// A run of its own ended: a runner will report it, with all that end about now.
     fn leave_end(&self, ended: EndedRun<W>) {
-        lock(&self.ends.0).push(ended);
+        {
+            let mut ends = lock(&self.ends.0);
+            ends.push(ended);
+            if ends.len() > 1 {
+                // Whoever left the first one saw to it that a runner comes.
+                return;
+            }
+        }
         let mut inbox = lock(&self.inbox.0);
         // Also beside another runner: that one may be in the middle of a long poll.
         if inbox.runners < self.workers {
@@ -1132,13 +1210,10 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         wakers
     }
 
-    fn take_idle(&mut self, all: bool) -> Vec<oneshot::Sender<()>> {
+    fn take_idle_keys(&mut self) -> Vec<oneshot::Sender<()>> {
         let mut idle = Vec::new();
         for key in self.lanes.take_emptied() {
             idle.extend(self.idle_of.remove(&key).unwrap_or_default());
-        }
-        if all {
-            idle.append(&mut self.idle_all);
         }
         idle
     }
@@ -1218,6 +1293,13 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
             Some(Some((seq, Abort::Asked(stop)))) if *seq == ticket.sequence() => *stop,
             _ => Stop::All,
         }
+    }
+}
+
+fn tell(idle: Vec<oneshot::Sender<()>>) {
+    for idle in idle {
+        // Whoever asked may have stopped waiting.
+        let _ = idle.send(());
     }
 }
 
