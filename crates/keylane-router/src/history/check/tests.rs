@@ -519,12 +519,7 @@ fn what_comes_again_is_put_down_to_the_crash_after_its_delivery() {
     let both = "pub a 0; pub b 0; start a 0; end a 0 delivered; start b 0; end b 0 delivered;
         crash; restart; start a 0; end a 0 delivered; crash; restart;
         start a 0; end a 0 delivered; start b 0; end b 0 delivered";
-    red_with(
-        &one,
-        both,
-        ViolationKind::Duplicated,
-        "crash; start b 0",
-    );
+    red_with(&one, both, ViolationKind::Duplicated, "crash; start b 0");
 }
 
 #[test]
