@@ -29,23 +29,32 @@ pub(super) fn load(sql: &Connection, queue: i64) -> Result<Vec<u64>, rusqlite::E
     Ok(seqs)
 }
 
-/// Takes the acked rows (in order, without repetition) out of their tables and forgets what is
-/// written down, which must be all of it. Answers how many rows each queue had.
-pub(super) fn purge(
-    sql: &Connection,
-    acked: &[(Arc<Queue>, Vec<u64>)],
-) -> Result<Vec<usize>, rusqlite::Error> {
+/// What is written down of one queue: all of it, in order and without repetition.
+pub(super) struct Acked {
+    pub(super) queue: Arc<Queue>,
+    /// These rows leave their table.
+    pub(super) go: Vec<u64>,
+    /// These stay for now: their neighbours are about to be acked.
+    pub(super) stay: Vec<u64>,
+}
+
+/// Takes rows out of their tables and writes down anew what stays. `acked` must be all there is.
+/// Answers how many rows left each queue.
+pub(super) fn purge(sql: &Connection, acked: &[Acked]) -> Result<Vec<usize>, rusqlite::Error> {
+    sql.prepare_cached("DELETE FROM acks")?.execute([])?;
     let mut deleted = Vec::with_capacity(acked.len());
-    for (queue, seqs) in acked {
+    for Acked { queue, go, stay } in acked {
         let mut delete = sql.prepare_cached(&queue.sql.delete_range)?;
         let mut rows = 0;
-        for stretch in seqs.chunk_by(|a, b| a + 1 == *b) {
+        for stretch in go.chunk_by(|a, b| a + 1 == *b) {
             let (first, last) = (stretch[0], stretch[stretch.len() - 1]);
             rows += delete.execute((first as i64, last as i64))?;
         }
         deleted.push(rows);
+        if !stay.is_empty() {
+            add(sql, queue.n, stay)?;
+        }
     }
-    sql.prepare_cached("DELETE FROM acks")?.execute([])?;
     Ok(deleted)
 }
 

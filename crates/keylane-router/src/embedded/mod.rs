@@ -286,7 +286,9 @@ impl Db {
         };
         let (queues, next_seq, dedup, memory, used) =
             load().map_err(|error| OpenError::of(&file, &error))?;
-        let acked = queues.values().map(|queue| queue.shelf().to_purge().len());
+        let acked = queues
+            .values()
+            .map(|queue| queue.shelf().acked_rows().len());
         let acked = acked.sum();
         let queues = Arc::new(Mutex::new(queues));
         let epoch = Epoch {

@@ -48,6 +48,8 @@ pub(super) struct Limits {
     pub(super) refill: usize,
     /// So many acked rows leave their tables together.
     pub(super) purge: usize,
+    /// So many of the furthest acked rows of a queue stay: what is around them is out.
+    pub(super) purge_later: usize,
 }
 
 impl Limits {
@@ -58,7 +60,8 @@ impl Limits {
         rows_ahead: 4096,
         chunk: 1024,
         refill: 512,
-        purge: 4096,
+        purge: 1024,
+        purge_later: 1024,
     };
     /// For tests: so small that every path is walked with a handful of messages.
     pub(super) const TINY: Self = Self {
@@ -69,6 +72,7 @@ impl Limits {
         chunk: 3,
         refill: 2,
         purge: 3,
+        purge_later: 2,
     };
 }
 
@@ -755,13 +759,15 @@ impl Shelf {
     }
 
     /// The acked rows that are still in the table, in order.
-    pub(super) fn to_purge(&self) -> Vec<u64> {
+    pub(super) fn acked_rows(&self) -> Vec<u64> {
         self.acked.iter().copied().collect()
     }
 
-    /// The acked rows have left the table.
-    pub(super) fn purged(&mut self) {
+    /// The acked rows up to this one have left the table.
+    pub(super) fn purged(&mut self, last: u64) {
+        let stay = self.acked.split_off(&(last + 1));
         self.purged.append(&mut self.acked);
+        self.acked = stay;
     }
 
     /// A claim begins: it sees nothing of what left the table before.

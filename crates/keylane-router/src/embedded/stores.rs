@@ -635,7 +635,7 @@ pub(super) async fn forget_orphans(
     // What is acked has a row for a while; no attempt of it will follow.
     let acked: HashSet<BrokerId> = queue
         .shelf()
-        .to_purge()
+        .acked_rows()
         .into_iter()
         .map(BrokerId::Sequence)
         .collect();

@@ -13,10 +13,9 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::oneshot;
 
-use super::acks;
+use super::acks::{self, Acked};
 use super::dedup::Dedup;
 use super::lock::FolderLock;
-use super::queue::Queue;
 use super::schema::{self, Durability, classify};
 use super::shelf::Limits;
 use super::{OpenError, Queues, clock::Moment};
@@ -271,7 +270,7 @@ impl State {
                     let (group, rest) = gather(first, commands);
                     self.run_group(group);
                     if self.acked >= self.limits.purge {
-                        self.purge();
+                        self.purge(self.limits.purge_later);
                     }
                     next = rest;
                 }
@@ -292,27 +291,31 @@ impl State {
     fn next_command(&mut self, commands: &mpsc::Receiver<Command>) -> Option<Command> {
         if self.acked > 0 {
             match commands.recv_timeout(IDLE) {
-                Err(RecvTimeoutError::Timeout) => drop(self.purge()),
+                Err(RecvTimeoutError::Timeout) => drop(self.purge(0)),
                 next => return next.ok(),
             }
         }
         commands.recv().ok()
     }
 
-    /// Takes acked rows out of their tables; answers whether there were any. What cannot be done
-    /// now is done later: they are acked in any case.
-    fn purge(&mut self) -> bool {
+    /// Takes acked rows out of their tables, but for the furthest of each queue; answers whether
+    /// there were any. What cannot be done now is done later: they are acked in any case.
+    fn purge(&mut self, but: usize) -> bool {
         self.acked = 0;
-        let acked = self.acked_rows();
-        if acked.is_empty() {
+        let acked = self.acked_rows(but);
+        if acked.iter().all(|acked| acked.go.is_empty()) {
             return false;
         }
         match self.delete_acked(&acked) {
             Ok(deleted) => {
-                for ((queue, seqs), deleted) in acked.iter().zip(deleted) {
-                    queue.shelf().purged();
+                for (Acked { queue, go, stay }, deleted) in acked.iter().zip(deleted) {
+                    if let Some(last) = go.last() {
+                        queue.shelf().purged(*last);
+                    }
                     // Some were not there: somebody else has deleted them, and they were counted.
-                    queue.add_depth(seqs.len() as i64 - deleted as i64);
+                    queue.add_depth(go.len() as i64 - deleted as i64);
+                    // What stays goes when nothing comes for a while, if not before.
+                    self.acked = self.acked.max(usize::from(!stay.is_empty()));
                 }
                 true
             }
@@ -326,18 +329,18 @@ impl State {
     }
 
     /// What this thread has written down as acked, by queue.
-    fn acked_rows(&self) -> Vec<(Arc<Queue>, Vec<u64>)> {
+    fn acked_rows(&self, but: usize) -> Vec<Acked> {
         let queues = self.queues.lock().expect("no panic while locked");
-        let rows = queues
-            .values()
-            .map(|queue| (queue.clone(), queue.shelf().to_purge()));
-        rows.filter(|(_, seqs)| !seqs.is_empty()).collect()
+        let acked = queues.values().filter_map(|queue| {
+            let mut go = queue.shelf().acked_rows();
+            let stay = go.split_off(go.len().saturating_sub(but));
+            let queue = queue.clone();
+            (!go.is_empty() || !stay.is_empty()).then_some(Acked { queue, go, stay })
+        });
+        acked.collect()
     }
 
-    fn delete_acked(
-        &mut self,
-        acked: &[(Arc<Queue>, Vec<u64>)],
-    ) -> Result<Vec<usize>, rusqlite::Error> {
+    fn delete_acked(&mut self, acked: &[Acked]) -> Result<Vec<usize>, rusqlite::Error> {
         self.reopen()?;
         let sql = self.connection.as_ref().expect("just reopened");
         run(sql, "BEGIN IMMEDIATE")?;
@@ -371,7 +374,7 @@ impl State {
     ) -> Vec<Box<dyn Write>> {
         let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
         self.recover(&error);
-        if full && self.purge() {
+        if full && self.purge(0) {
             return group;
         }
         let retry = full && !std::mem::replace(&mut self.no_room, full);
@@ -489,7 +492,7 @@ impl State {
     }
 
     fn close(mut self) {
-        self.purge();
+        self.purge(0);
         if let Some(connection) = self.connection {
             if let Err(error) = checkpoint(&connection, "TRUNCATE") {
                 tracing::warn!(%error, "the log could not be folded into keylane.db; the next start does it");
