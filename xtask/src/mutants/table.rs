@@ -42,6 +42,16 @@ const EMBEDDED_SHELF: TestRun = TestRun {
     env: &[],
 };
 
+const HISTORY_CHECK: &str = "crates/keylane-router/src/history/check/mod.rs";
+
+/// The checker of histories.
+const CHECKED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "history::check",
+    env: &[],
+};
+
 /// The router's tests over real HTTP and a real file.
 const ROUTED: TestRun = TestRun {
     package: "keylane-router",
@@ -684,6 +694,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        if self.is_over(seq) || self.out.contains_key(&seq) {\n",
         replace: "        if self.out.contains_key(&seq) {\n",
         test: EMBEDDED,
+    },
+    Mutation {
+        name: "repeats-of-the-last-crash",
+        invariant: "R15",
+        file: HISTORY_CHECK,
+        find: "            .partition_point(|incident| incident.ended < delivered_epoch);\n",
+        replace: "            .partition_point(|incident| incident.ended < delivered_epoch)\n            .max(self.incidents.len() - 1);\n",
+        test: CHECKED,
     },
     Mutation {
         name: "unlocked-while-others-read",
