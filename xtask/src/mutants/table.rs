@@ -45,6 +45,16 @@ const EMBEDDED_SHELF: TestRun = TestRun {
     env: &[],
 };
 
+const HISTORY_CHECK: &str = "crates/keylane-router/src/history/check/mod.rs";
+
+/// The checker of histories.
+const CHECKED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "history::check",
+    env: &[],
+};
+
 /// The router's tests over real HTTP and a real file.
 const ROUTED: TestRun = TestRun {
     package: "keylane-router",
@@ -820,9 +830,41 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "acked-but-not-deleted",
         invariant: "R2",
         file: EMBEDDED_SOURCE,
-        find: "        self.deleted = delete_rows(tx, &self.queue, &self.seqs)?;\n",
-        replace: "        self.deleted = delete_rows(tx, &self.queue, &[])?;\n",
+        find: "                acks::add(tx.sql, self.queue.n, &self.seqs)?;\n",
+        replace: "                acks::add(tx.sql, self.queue.n, &[])?;\n",
         test: EMBEDDED,
+    },
+    Mutation {
+        name: "acked-row-read-again",
+        invariant: "R2",
+        file: SHELF,
+        find: "        if self.is_over(seq) || self.out.contains_key(&seq) {\n",
+        replace: "        if self.out.contains_key(&seq) {\n",
+        test: EMBEDDED,
+    },
+    Mutation {
+        name: "repeats-of-the-last-crash",
+        invariant: "R15",
+        file: HISTORY_CHECK,
+        find: "            .partition_point(|incident| incident.ended < delivered_epoch);\n",
+        replace: "            .partition_point(|incident| incident.ended < delivered_epoch)\n            .max(self.incidents.len() - 1);\n",
+        test: CHECKED,
+    },
+    Mutation {
+        name: "unlocked-while-others-read",
+        invariant: "R15",
+        file: SHELF,
+        find: "        if alone && std::mem::replace(&mut out.locks, false) {\n",
+        replace: "        if std::mem::replace(&mut out.locks, false) {\n",
+        test: EMBEDDED_SHELF,
+    },
+    Mutation {
+        name: "lane-forgotten-while-acks-are-on-their-way",
+        invariant: "L4",
+        file: SHELF,
+        find: "        self.waiting == 0 && self.later == 0 && self.out == 0 && self.ending == 0\n",
+        replace: "        self.waiting == 0 && self.later == 0 && self.out == 0\n",
+        test: EMBEDDED_SHELF,
     },
     Mutation {
         name: "sequence-begins-anew",
@@ -836,7 +878,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "unused-to-the-wrong-place",
         invariant: "R5",
         file: SHELF,
-        find: "        if !lane.parallel && !lane.returned.is_empty() {\n",
+        find: "        if !lane.parallel && lane.has_returned() {\n",
         replace: "        if false {\n",
         test: EMBEDDED,
     },

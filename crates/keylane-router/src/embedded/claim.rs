@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use rusqlite::{Connection, Row, Statement};
 
 use super::clock::{Clock, Epoch};
@@ -28,6 +28,12 @@ const ADD_SIDE: &str = "INSERT INTO temp.side VALUES (?, ?, ?, ?, ?)";
 const READ_SIDE: &str =
     "SELECT first, last, count, due FROM temp.side WHERE lane = ? ORDER BY first LIMIT ?";
 const CUT_SIDE: &str = "DELETE FROM temp.side WHERE lane = ? AND first <= ?";
+
+/// Bodies of messages that came together share memory of this size. The last of them keeps it all,
+/// so it is small.
+const SHARED: usize = 8 << 10;
+/// A larger body has memory of its own.
+const LARGE: usize = 2 << 10;
 
 /// A message as the file has it.
 #[derive(Debug)]
@@ -71,6 +77,7 @@ impl Reader {
         clock: &dyn Clock,
     ) -> Result<Claimed, rusqlite::Error> {
         let keyless = queue.keyless();
+        queue.shelf().claim_begins();
         if queue.shelf().keyless() != keyless {
             self.start_over(queue, keyless, clock.now())?;
         }
@@ -325,6 +332,7 @@ fn fetch(
     let mut statement = connection.prepare_cached(&sql.fetch)?;
     let part = room.bytes / picks.len().max(1);
     let mut left = room.bytes;
+    let mut bodies = Bodies::default();
     let mut all = Vec::with_capacity(picks.len());
     for pick in picks {
         let allowed = match (left, claimed.messages.is_empty()) {
@@ -333,7 +341,7 @@ fn fetch(
             (0, false) => 0,
             (left, false) => part.clamp(1, left),
         };
-        let (taken, used) = fetch_lane(&mut statement, pick, allowed, claimed)?;
+        let (taken, used) = fetch_lane(&mut statement, pick, allowed, &mut bodies, claimed)?;
         left = left.saturating_sub(used);
         all.push(taken);
     }
@@ -344,6 +352,7 @@ fn fetch_lane(
     statement: &mut Statement<'_>,
     pick: Pick,
     allowed: usize,
+    bodies: &mut Bodies,
     claimed: &mut Claimed,
 ) -> Result<(Taken, usize), rusqlite::Error> {
     let mut taken = Taken {
@@ -367,7 +376,7 @@ fn fetch_lane(
         {
             got += 1;
             last = row.get::<_, i64>(0)? as u64;
-            match read_message(row, last, &pick.key) {
+            match read_message(row, last, &pick.key, bodies) {
                 Some(message) => {
                     used += message.body.len().max(1);
                     taken.seqs.push(last);
@@ -395,7 +404,12 @@ fn fetch_lane(
 }
 
 /// The message, or `None` when the row cannot be read as one.
-fn read_message(row: &Row<'_>, seq: u64, key: &Option<Key>) -> Option<Fetched> {
+fn read_message(
+    row: &Row<'_>,
+    seq: u64,
+    key: &Option<Key>,
+    bodies: &mut Bodies,
+) -> Option<Fetched> {
     let headers = row.get_ref(1).ok()?.as_str_or_null().ok()?;
     let body = row.get_ref(2).ok()?.as_blob().ok()?;
     Some(Fetched {
@@ -405,8 +419,28 @@ fn read_message(row: &Row<'_>, seq: u64, key: &Option<Key>) -> Option<Fetched> {
             Some(text) => read_headers(text)?,
             None => Vec::new(),
         },
-        body: Bytes::copy_from_slice(body),
+        body: bodies.copy(body),
     })
+}
+
+/// Makes copies of bodies, small ones several to a piece of memory: a message then costs none of its
+/// own.
+#[derive(Default)]
+struct Bodies {
+    free: BytesMut,
+}
+
+impl Bodies {
+    fn copy(&mut self, body: &[u8]) -> Bytes {
+        if body.len() > LARGE {
+            return Bytes::copy_from_slice(body);
+        }
+        if self.free.capacity() < body.len() {
+            self.free = BytesMut::with_capacity(SHARED);
+        }
+        self.free.extend_from_slice(body);
+        self.free.split().freeze()
+    }
 }
 
 /// Headers as the file has them: pairs of strings, as JSON.
@@ -453,6 +487,7 @@ mod tests {
             &queue.sql.scan,
             &queue.sql.fetch,
             &queue.sql.delete,
+            &queue.sql.delete_range,
             &queue.sql.raw,
         ] {
             let plan = plan(&connection, sql);

@@ -3,7 +3,7 @@
 //! What is accepted is on disk; what is claimed is claimed in memory only, so a restart hands
 //! everything out again, in order. Read on in this order: `schema` (the tables), `writer` (one
 //! thread, many commands, one sync), `publish`, `shelf` (whose turn it is), `claim` (the reading),
-//! `source` (receive and settle), `stores`.
+//! `source` (receive and settle), `acks`, `stores`.
 //!
 //! ```
 //! use keylane_router::embedded::{Db, NewMessage, Options};
@@ -25,6 +25,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod acks;
 mod backup;
 mod claim;
 mod clock;
@@ -207,7 +208,9 @@ pub(crate) struct Shared {
     writer: Writer,
     /// Every poll has a number of its own.
     batches: AtomicU64,
-    queues: Mutex<HashMap<Arc<str>, Arc<Queue>>>,
+    /// Its own `Arc`: the writer goes through them to take acked rows out, and must not be kept alive
+    /// by itself.
+    queues: Arc<Mutex<Queues>>,
     /// Which queue a source reads: what a store takes over leaves it.
     sources: Mutex<SourceQueues>,
     /// What the stores answer from memory. Its own `Arc`: commands on their way to the disk have
@@ -225,6 +228,9 @@ impl std::fmt::Debug for Shared {
             .finish_non_exhaustive()
     }
 }
+
+/// All queues of the file, by name.
+type Queues = HashMap<Arc<str>, Arc<Queue>>;
 
 /// One queue, for metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,6 +286,11 @@ impl Db {
         };
         let (queues, next_seq, dedup, memory, used) =
             load().map_err(|error| OpenError::of(&file, &error))?;
+        let acked = queues
+            .values()
+            .map(|queue| queue.shelf().acked_rows().len());
+        let acked = acked.sum();
+        let queues = Arc::new(Mutex::new(queues));
         let epoch = Epoch {
             opened: moment,
             first_seq: next_seq,
@@ -294,6 +305,10 @@ impl Db {
                 used,
             },
             next_seq,
+            queues: queues.clone(),
+            limits,
+            acked,
+            no_room: false,
             lock,
         }
         .start()?;
@@ -303,7 +318,7 @@ impl Db {
             epoch,
             writer,
             batches: AtomicU64::new(1),
-            queues: Mutex::new(queues),
+            queues,
             sources: Mutex::default(),
             memory: Arc::new(Mutex::new(memory)),
             reader: Mutex::new(None),
@@ -444,10 +459,7 @@ fn make_file(file: &Path) -> Result<(), OpenError> {
     }
 }
 
-fn load_queues(
-    connection: &Connection,
-    limits: Limits,
-) -> Result<HashMap<Arc<str>, Arc<Queue>>, rusqlite::Error> {
+fn load_queues(connection: &Connection, limits: Limits) -> Result<Queues, rusqlite::Error> {
     let mut names = connection.prepare("SELECT n, name FROM queues")?;
     let names = names.query_map([], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))?;
     let mut queues = HashMap::new();

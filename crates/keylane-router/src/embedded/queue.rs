@@ -1,11 +1,12 @@
 //! One named queue of the file: its table, what is known of it in memory, and how its readers wake.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rusqlite::Connection;
 use tokio::sync::watch;
 
+use super::acks;
 use super::claim::Reader;
 use super::shelf::{Limits, Shelf};
 use crate::plan::Keyless;
@@ -15,6 +16,7 @@ use crate::plan::Keyless;
 pub(super) struct Statements {
     pub(super) insert: String,
     pub(super) delete: String,
+    pub(super) delete_range: String,
     pub(super) scan: String,
     pub(super) fetch: String,
     pub(super) raw: String,
@@ -27,6 +29,7 @@ impl Statements {
                 "INSERT INTO q_{n} (seq, pool, key, due, delay, headers, body) VALUES (?, ?, ?, ?, ?, ?, ?)"
             ),
             delete: format!("DELETE FROM q_{n} WHERE seq = ?"),
+            delete_range: format!("DELETE FROM q_{n} WHERE seq BETWEEN ? AND ?"),
             scan: format!(
                 "SELECT seq, pool, key, due, delay FROM q_{n} WHERE seq > ? ORDER BY seq LIMIT ?"
             ),
@@ -49,9 +52,11 @@ pub(super) struct Queue {
     pub(super) reader: Mutex<Option<Reader>>,
     /// Whether keyless messages are to run in parallel; the next claim makes it so.
     parallel: AtomicBool,
-    /// Rows in the table: exact at open, then by what commits added and deleted. Signed, for an
-    /// ack can overtake the count of its own publish.
+    /// Rows in the table that are not acked: exact at open, then by what commits added, deleted and
+    /// acked. Signed, for an ack can overtake the count of its own publish.
     depth: AtomicI64,
+    /// How many [`Reading`]s there are.
+    readers: AtomicUsize,
     /// Counts events after which a claim may find something. Readers wait for a change.
     wake: watch::Sender<u64>,
 }
@@ -65,9 +70,12 @@ impl Queue {
         limits: Limits,
     ) -> Result<Self, rusqlite::Error> {
         let counted = format!("SELECT COUNT(*) FROM q_{n}");
-        let depth = connection.query_row(&counted, [], |row| row.get(0))?;
+        let rows: i64 = connection.query_row(&counted, [], |row| row.get(0))?;
+        let acked = acks::load(connection, n)?;
         let newest = newest_row(connection, n)?;
-        Ok(Self::new(n, name, depth, newest, limits))
+        let queue = Self::new(n, name, rows - acked.len() as i64, newest, limits);
+        queue.shelf().acked_before(acked);
+        Ok(queue)
     }
 
     pub(super) fn new(n: i64, name: Arc<str>, depth: i64, newest: u64, limits: Limits) -> Self {
@@ -79,6 +87,7 @@ impl Queue {
             reader: Mutex::new(None),
             parallel: AtomicBool::new(false),
             depth: AtomicI64::new(depth),
+            readers: AtomicUsize::new(0),
             wake: watch::Sender::new(0),
         }
     }
@@ -117,6 +126,28 @@ impl Queue {
 
     pub(super) fn events(&self) -> watch::Receiver<u64> {
         self.wake.subscribe()
+    }
+}
+
+/// Somebody reads the queue: a source with its settlers.
+#[derive(Debug)]
+pub(super) struct Reading(Arc<Queue>);
+
+impl Reading {
+    pub(super) fn new(queue: Arc<Queue>) -> Arc<Self> {
+        queue.readers.fetch_add(1, Ordering::SeqCst);
+        Arc::new(Self(queue))
+    }
+
+    /// Whether nobody else does.
+    pub(super) fn is_alone(&self) -> bool {
+        self.0.readers.load(Ordering::SeqCst) == 1
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.readers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::store::StoreError;
 const APPLICATION_ID: i32 = 0x6b6c_6e65;
 
 /// One step per schema version; step `n` brings a file of version `n` to `n + 1`.
-const STEPS: &[&str] = &[QUEUES, STORES];
+const STEPS: &[&str] = &[QUEUES, STORES, ACKS];
 
 /// Each queue is a table of its own, made with the queue (see [`queue_table`]): one queue's
 /// backlog is never in the way of another's. `next_seq` is the file's one sequence.
@@ -45,6 +45,10 @@ CREATE TABLE pauses (n INTEGER PRIMARY KEY, source TEXT NOT NULL, pool TEXT NOT 
 CREATE TABLE audit (n INTEGER PRIMARY KEY, at INTEGER NOT NULL, who TEXT NOT NULL, verb TEXT NOT NULL,
   lane_source TEXT, pool TEXT, key BLOB, source TEXT, id, why TEXT NOT NULL);
 ";
+
+/// Rows that are acked and not deleted yet (see `acks`).
+const ACKS: &str =
+    "CREATE TABLE acks (n INTEGER PRIMARY KEY, queue INTEGER NOT NULL, seqs BLOB NOT NULL);";
 
 /// The table of queue `n`. The body comes last: reading what is before it touches no overflow
 /// page. No index: it would cost 1.5 to 15 times on every insert and delete.
@@ -121,7 +125,8 @@ fn prepare_writer(
     connection.pragma_update(None, "synchronous", synchronous)?;
     connection.pragma_update(None, "wal_autocheckpoint", 4000)?;
     connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
-    connection.pragma_update(None, "cache_size", -16_384)?;
+    // Rows are added at the end and leave in stretches: little is looked at twice.
+    connection.pragma_update(None, "cache_size", -4096)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.set_prepared_statement_cache_capacity(256);
     migrate(&mut connection, version)?;

@@ -5,7 +5,8 @@
 //! are ready. The rules:
 //!
 //! * What waits of a lane is handed out by sequence.
-//! * While anything of a lane is out, nothing else of it is handed out.
+//! * While anything of a lane is out, nothing else of it is handed out. What is being acked is not
+//!   out any more if nobody else reads the queue: acks of one reader become durable in order.
 //! * A lane waits as a whole: for its first message's delay, and for the delay of a return.
 //! * Keyless messages are one lane, or with [`Keyless::Parallel`] each stands for itself.
 //!
@@ -45,6 +46,10 @@ pub(super) struct Limits {
     pub(super) chunk: usize,
     /// Runs of one lane that come back from the side index at once.
     pub(super) refill: usize,
+    /// So many acked rows leave their tables together.
+    pub(super) purge: usize,
+    /// So many of the furthest acked rows of a queue stay: what is around them is out.
+    pub(super) purge_later: usize,
 }
 
 impl Limits {
@@ -55,6 +60,8 @@ impl Limits {
         rows_ahead: 4096,
         chunk: 1024,
         refill: 512,
+        purge: 1024,
+        purge_later: 1024,
     };
     /// For tests: so small that every path is walked with a handful of messages.
     pub(super) const TINY: Self = Self {
@@ -64,6 +71,8 @@ impl Limits {
         rows_ahead: 4,
         chunk: 3,
         refill: 2,
+        purge: 3,
+        purge_later: 2,
     };
 }
 
@@ -110,46 +119,90 @@ enum Place {
     Claiming,
 }
 
+/// There may be many: what few have is apart.
 #[derive(Debug)]
 struct Lane {
     name: Arc<[u8]>,
     parallel: bool,
-    place: Place,
-    /// Given back: before everything in `runs`.
-    returned: BTreeSet<u64>,
-    /// Not handed out yet, in order.
-    runs: VecDeque<Run>,
-    /// So many runs are in the side index, behind `runs`.
-    aside: u64,
-    /// Messages that are out.
-    out: usize,
-    /// Messages in `returned`, `runs` and the side index.
-    waiting: u64,
-    /// Messages of a parallel lane that wait for their own delay; not in `waiting`.
-    later: usize,
-    /// A return's delay.
-    hold: Option<Instant>,
     /// Something waits behind what is out; counted in [`Shelf::blocked`].
     blocked: bool,
+    place: Place,
+    /// Not handed out yet, in order.
+    runs: VecDeque<Run>,
+    /// Messages that are out and not being acked.
+    out: u32,
+    /// Messages whose ack is on the way, and that lock the lane no more.
+    ending: u32,
+    /// Messages of a parallel lane that wait for their own delay; not in `waiting`.
+    later: u32,
+    /// Messages in `returned`, `runs` and the side index.
+    waiting: u64,
+    rare: Option<Box<Rare>>,
+}
+
+/// What few lanes have.
+#[derive(Debug, Default)]
+struct Rare {
+    /// Given back: before everything in the lane's runs.
+    returned: BTreeSet<u64>,
+    /// So many runs are in the side index, behind the lane's runs.
+    aside: u64,
+    /// A return's delay.
+    hold: Option<Instant>,
 }
 
 impl Lane {
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    fn has_returned(&self) -> bool {
+        let rare = self.rare.as_ref();
+        rare.is_some_and(|rare| !rare.returned.is_empty())
+    }
+
+    fn aside(&self) -> u64 {
+        self.rare.as_ref().map_or(0, |rare| rare.aside)
+    }
+
+    fn hold(&self) -> Option<Instant> {
+        self.rare.as_ref()?.hold
+    }
+
+    /// A hold that is over is none, and what has nothing rare any more needs no place for it.
+    fn tidy(&mut self, now: Instant) {
+        if let Some(rare) = &mut self.rare {
+            rare.hold = rare.hold.filter(|hold| *hold > now);
+            if rare.returned.is_empty() && rare.aside == 0 && rare.hold.is_none() {
+                self.rare = None;
+            }
+        }
+    }
+
+    /// A loan of it is over.
+    fn ended(&mut self, locked: bool) {
+        match locked {
+            true => self.out -= 1,
+            false => self.ending -= 1,
+        }
+    }
+
     fn is_empty(&self) -> bool {
-        self.waiting == 0 && self.later == 0 && self.out == 0
+        self.waiting == 0 && self.later == 0 && self.out == 0 && self.ending == 0
     }
 
     /// Whether the next message is only known to the side index.
     fn wants_refill(&self) -> bool {
-        self.returned.is_empty() && self.runs.is_empty() && self.aside > 0
+        !self.has_returned() && self.runs.is_empty() && self.aside() > 0
     }
 
     /// Until when the first waiting message must wait.
     fn held_until(&self) -> Option<Instant> {
-        let head = match self.returned.is_empty() {
-            true => self.runs.front().and_then(|run| run.due),
-            false => None,
+        let head = match self.has_returned() {
+            true => None,
+            false => self.runs.front().and_then(|run| run.due),
         };
-        self.hold.max(head)
+        self.hold().max(head)
     }
 
     /// Takes about `room` messages from the front: returned ones one by one, runs whole. How much
@@ -157,7 +210,8 @@ impl Lane {
     fn take(&mut self, mut room: u64, now: Instant) -> Vec<Run> {
         let mut taken = Vec::new();
         while room > 0 {
-            if let Some(seq) = self.returned.pop_first() {
+            let returned = self.rare.as_mut().map(|rare| &mut rare.returned);
+            if let Some(seq) = returned.and_then(BTreeSet::pop_first) {
                 taken.push(Run::one(seq, None));
                 room -= 1;
                 continue;
@@ -192,6 +246,8 @@ struct Out {
     lane: LaneId,
     claim: u64,
     state: Loan,
+    /// Counted in its lane's `out`, else in `ending`.
+    locks: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,6 +316,11 @@ pub(super) struct Shelf {
     blocked: usize,
     dues: BinaryHeap<Reverse<(Instant, Due)>>,
     out: HashMap<u64, Out>,
+    /// Acked, and their rows are still in the table.
+    acked: BTreeSet<u64>,
+    /// Acked, and their rows are not in the table any more; a claim that began before that still
+    /// sees them.
+    purged: BTreeSet<u64>,
     /// Runs on their way to the side index.
     overflow: Vec<(LaneId, Run)>,
     /// Runs in memory, of all lanes.
@@ -286,6 +347,8 @@ impl Shelf {
             blocked: 0,
             dues: BinaryHeap::new(),
             out: HashMap::new(),
+            acked: BTreeSet::new(),
+            purged: BTreeSet::new(),
             overflow: Vec::new(),
             runs: 0,
             stamps: 0,
@@ -348,15 +411,17 @@ impl Shelf {
             };
             lane.parallel = keyless == Keyless::Parallel && key_of(&lane.name).is_none();
             lane.place = Place::Aside;
-            lane.returned.clear();
+            if let Some(rare) = &mut lane.rare {
+                rare.returned.clear();
+                rare.aside = 0;
+            }
             lane.runs.clear();
-            lane.aside = 0;
             lane.waiting = 0;
             lane.later = 0;
             lane.blocked = false;
-            lane.hold = lane.hold.filter(|hold| *hold > now);
+            lane.tidy(now);
             // A held lane keeps its entry though it is empty for now: its hold must meet it again.
-            if lane.out == 0 && lane.hold.is_none() {
+            if lane.out == 0 && lane.ending == 0 && lane.hold().is_none() {
                 self.remove(id);
             }
         }
@@ -503,8 +568,8 @@ impl Shelf {
     /// A row behind the cursor.
     pub(super) fn arrived(&mut self, seq: u64, name: &[u8], due: Option<Instant>, now: Instant) {
         self.cursor = seq;
-        if self.out.contains_key(&seq) {
-            // Read again after a rebuild. A run must not reach over it.
+        if self.is_over(seq) || self.out.contains_key(&seq) {
+            // Read again after a rebuild, or by the next process. A run must not reach over it.
             self.tail = None;
             return;
         }
@@ -548,7 +613,7 @@ impl Shelf {
             return false;
         };
         let lane = self.lanes[id as usize].as_mut().expect("a live lane");
-        let last = match lane.aside {
+        let last = match lane.aside() {
             0 => lane.runs.back_mut(),
             _ => match self.overflow.last_mut() {
                 Some((of, run)) if *of == id => Some(run),
@@ -570,11 +635,11 @@ impl Shelf {
         let own = lane.runs.len();
         let room =
             own < limits.runs_always || (own < limits.runs_of_lane && all < limits.runs_of_all);
-        if lane.aside == 0 && room {
+        if lane.aside() == 0 && room {
             lane.runs.push_back(run);
             self.runs += 1;
         } else {
-            lane.aside += 1;
+            lane.rare().aside += 1;
             self.overflow.push((id, run));
         }
     }
@@ -588,11 +653,12 @@ impl Shelf {
     pub(super) fn refilled(&mut self, id: LaneId, runs: Vec<Run>, now: Instant) {
         self.runs += runs.len();
         let lane = self.lane_mut(id);
-        lane.aside -= (runs.len() as u64).min(lane.aside);
+        let rare = lane.rare();
+        rare.aside -= (runs.len() as u64).min(rare.aside);
         if runs.is_empty() {
             // Cannot be, and must not be waited for if it is: count only what is there.
-            lane.aside = 0;
-            lane.waiting = lane.returned.len() as u64;
+            rare.aside = 0;
+            lane.waiting = rare.returned.len() as u64;
         }
         lane.runs.extend(runs);
         self.release(id, now);
@@ -606,13 +672,14 @@ impl Shelf {
         for taken in taken {
             let served = !taken.seqs.is_empty() || taken.missing > 0;
             let lane = self.lane_mut(taken.lane);
-            lane.out += taken.seqs.len();
+            lane.out += taken.seqs.len() as u32;
             lane.waiting -= (taken.seqs.len() as u64 + taken.missing).min(lane.waiting);
             for seq in taken.seqs {
                 let out = Out {
                     lane: taken.lane,
                     claim,
                     state: Loan::Open,
+                    locks: true,
                 };
                 self.out.insert(seq, out);
             }
@@ -633,9 +700,11 @@ impl Shelf {
     /// it was made of such, and belongs among them: they come before all runs.
     fn put_back(&mut self, id: LaneId, rest: Vec<Run>) {
         let lane = self.lane_mut(id);
-        if !lane.parallel && !lane.returned.is_empty() {
+        if !lane.parallel && lane.has_returned() {
             debug_assert!(rest.iter().all(|run| run.count == 1));
-            lane.returned.extend(rest.into_iter().map(|run| run.first));
+            lane.rare()
+                .returned
+                .extend(rest.into_iter().map(|run| run.first));
             return;
         }
         self.runs += rest.len();
@@ -645,12 +714,14 @@ impl Shelf {
         }
     }
 
-    /// An ack begins: the message stays out until [`Shelf::acked`]. Answers whether there is a row
-    /// to delete.
+    /// An ack begins: the loan stands until [`Shelf::acked`]. `alone` says that whatever is acked of
+    /// this lane from now on becomes durable after this: then the lane is locked no longer. Answers
+    /// whether there is a row to delete.
     pub(super) fn acking(
         &mut self,
         seq: u64,
         claim: u64,
+        alone: bool,
         now: Instant,
     ) -> Result<bool, SettleError> {
         let out = self.open_loan(seq, claim)?;
@@ -659,14 +730,54 @@ impl Shelf {
             return Ok(false);
         }
         out.state = Loan::Acking;
+        if alone && std::mem::replace(&mut out.locks, false) {
+            let id = out.lane;
+            let lane = self.lane_mut(id);
+            lane.out -= 1;
+            lane.ending += 1;
+            self.replace(id, now);
+        }
         Ok(true)
     }
 
-    /// The ack is on disk.
+    /// The ack is on disk, the rows are not deleted yet.
     pub(super) fn acked(&mut self, seqs: &[u64], now: Instant) {
+        self.acked.extend(seqs);
+        self.deleted(seqs, now);
+    }
+
+    /// The ack is on disk, and the rows are deleted.
+    pub(super) fn deleted(&mut self, seqs: &[u64], now: Instant) {
         for seq in seqs {
             self.settle(*seq, now);
         }
+    }
+
+    /// As the file has it at the beginning.
+    pub(super) fn acked_before(&mut self, seqs: Vec<u64>) {
+        self.acked.extend(seqs);
+    }
+
+    /// The acked rows that are still in the table, in order.
+    pub(super) fn acked_rows(&self) -> Vec<u64> {
+        self.acked.iter().copied().collect()
+    }
+
+    /// The acked rows up to this one have left the table.
+    pub(super) fn purged(&mut self, last: u64) {
+        let stay = self.acked.split_off(&(last + 1));
+        self.purged.append(&mut self.acked);
+        self.acked = stay;
+    }
+
+    /// A claim begins: it sees nothing of what left the table before.
+    pub(super) fn claim_begins(&mut self) {
+        self.purged.clear();
+    }
+
+    /// Whether a row that may still be seen is acked.
+    fn is_over(&self, seq: u64) -> bool {
+        self.acked.contains(&seq) || self.purged.contains(&seq)
     }
 
     /// The ack could not be written: the loan goes on.
@@ -687,10 +798,10 @@ impl Shelf {
         now: Instant,
     ) -> Result<(), SettleError> {
         let out = self.open_loan(seq, claim)?;
-        let (id, gone) = (out.lane, out.state == Loan::Gone);
+        let (id, gone, locks) = (out.lane, out.state == Loan::Gone, out.locks);
         self.out.remove(&seq);
         let lane = self.lane_mut(id);
-        lane.out -= 1;
+        lane.ended(locks);
         match hold {
             // A store has it: it does not come again.
             _ if gone => {}
@@ -699,7 +810,8 @@ impl Shelf {
                 self.dues.push(Reverse((due, Due::Message(id, seq))));
             }
             hold => {
-                lane.hold = lane.hold.max(hold);
+                let rare = lane.rare();
+                rare.hold = rare.hold.max(hold);
                 self.return_one(id, seq);
             }
         }
@@ -732,14 +844,14 @@ impl Shelf {
 
     fn settle(&mut self, seq: u64, now: Instant) {
         if let Some(out) = self.out.remove(&seq) {
-            self.lane_mut(out.lane).out -= 1;
+            self.lane_mut(out.lane).ended(out.locks);
             self.replace(out.lane, now);
         }
     }
 
     fn return_one(&mut self, id: LaneId, seq: u64) {
         let lane = self.lane_mut(id);
-        lane.returned.insert(seq);
+        lane.rare().returned.insert(seq);
         lane.waiting += 1;
         if lane.place == Place::Ready {
             self.ready_messages += 1;
@@ -784,7 +896,7 @@ impl Shelf {
             return;
         }
         lane.place = Place::Aside;
-        lane.hold = lane.hold.filter(|hold| *hold > now);
+        lane.tidy(now);
         let locked = lane.out > 0 && !lane.parallel;
         let blocked = locked && lane.waiting > 0;
         let was = std::mem::replace(&mut lane.blocked, blocked);
@@ -828,15 +940,14 @@ impl Shelf {
         let lane = Lane {
             parallel: self.keyless == Keyless::Parallel && key_of(&name).is_none(),
             name: name.clone(),
-            place: Place::Aside,
-            returned: BTreeSet::new(),
-            runs: VecDeque::new(),
-            aside: 0,
-            out: 0,
-            waiting: 0,
-            later: 0,
-            hold: None,
             blocked: false,
+            place: Place::Aside,
+            runs: VecDeque::new(),
+            out: 0,
+            ending: 0,
+            later: 0,
+            waiting: 0,
+            rare: None,
         };
         let id = match self.free.pop() {
             Some(id) => {
@@ -844,6 +955,10 @@ impl Shelf {
                 id
             }
             None => {
+                if self.lanes.len() == self.lanes.capacity() {
+                    // Not twice as much: there may be a million.
+                    self.lanes.reserve_exact(64.max(self.lanes.len() / 4));
+                }
                 self.lanes.push(Some(lane));
                 (self.lanes.len() - 1) as LaneId
             }
@@ -947,7 +1062,7 @@ mod tests {
         }
         claim(&mut shelf, &rows, true, now);
         // 9 is acked, 3 comes back, is picked and, for want of room, not read.
-        assert_eq!(shelf.acking(9, 1, now), Ok(true));
+        assert_eq!(shelf.acking(9, 1, false, now), Ok(true));
         shelf.acked(&[9], now);
         assert_eq!(shelf.give_back(3, 1, None, now), Ok(()));
         assert_eq!(claim(&mut shelf, &rows, false, now), []);
@@ -958,6 +1073,39 @@ mod tests {
         let got = claim(&mut shelf, &rows, true, now);
         assert_eq!(got, [("a".to_owned(), 3), ("a".to_owned(), 10)]);
     }
+
+    #[test]
+    fn a_lane_waits_for_the_disk_only_where_another_reader_could_ack_what_follows() {
+        for alone in [true, false] {
+            let now = Instant::now();
+            let rows = [(1, "a"), (2, "a")];
+            let mut shelf = Shelf::new(1, Limits::USUAL);
+            shelf.arrived(1, &name("a"), None, now);
+            claim(&mut shelf, &rows, true, now);
+            shelf.published(2);
+            shelf.arrived(2, &name("a"), None, now);
+            assert!(matches!(shelf.step(10, 0, now), Step::Wait));
+
+            assert_eq!(shelf.acking(1, 1, alone, now), Ok(true));
+
+            assert_eq!(shelf.may_claim(now), alone);
+            if alone {
+                let got = claim(&mut shelf, &rows, true, now);
+                assert_eq!(got, [("a".to_owned(), 2)]);
+            }
+            // It could not be written, is tried again, and is written: nothing is left behind.
+            shelf.ack_failed(&[1]);
+            assert_eq!(shelf.acking(1, 1, alone, now), Ok(true));
+            shelf.acked(&[1], now);
+            if !alone {
+                claim(&mut shelf, &rows, true, now);
+            }
+            assert_eq!(shelf.acking(2, 2, alone, now), Ok(true));
+            shelf.acked(&[2], now);
+            assert_eq!((shelf.lanes(), shelf.out()), (0, 0));
+        }
+    }
+
     #[test]
     fn where_most_lanes_wait_for_settlements_the_cursor_rests_between_chunks() {
         let now = Instant::now();

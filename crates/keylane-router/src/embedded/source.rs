@@ -8,9 +8,10 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 use super::Shared;
+use super::acks;
 use super::claim::{Claimed, Reader};
 use super::clock::Moment;
-use super::queue::Queue;
+use super::queue::{Queue, Reading};
 use super::schema::classify;
 use super::stores;
 use super::writer::{Failure, Tx, Write};
@@ -54,6 +55,7 @@ pub struct Receipt {
 pub struct EmbeddedSource {
     name: Arc<str>,
     queue: Arc<Queue>,
+    reading: Arc<Reading>,
     shared: Arc<Shared>,
     events: watch::Receiver<u64>,
 }
@@ -63,6 +65,7 @@ impl EmbeddedSource {
         Self {
             events: queue.events(),
             name,
+            reading: Reading::new(queue.clone()),
             queue,
             shared,
         }
@@ -190,6 +193,7 @@ impl Source for EmbeddedSource {
     fn settler(&self) -> EmbeddedSettler {
         EmbeddedSettler {
             queue: self.queue.clone(),
+            reading: self.reading.clone(),
             shared: self.shared.clone(),
         }
     }
@@ -227,6 +231,7 @@ impl Drop for Claim {
 #[derive(Clone, Debug)]
 pub struct EmbeddedSettler {
     queue: Arc<Queue>,
+    reading: Arc<Reading>,
     shared: Arc<Shared>,
 }
 
@@ -239,11 +244,12 @@ impl Settler for EmbeddedSettler {
     ) -> impl Future<Output = Vec<Result<(), SettleError>>> + Send {
         let moment = Moment::of(&*self.shared.clock);
         let mut seqs = Vec::with_capacity(receipts.len());
-        let mut unlocked = false;
+        let alone = self.reading.is_alone();
+        let mut unlocked = alone;
         let results: Vec<_> = {
             let mut shelf = self.queue.shelf();
             let mut ack = |receipt: &Receipt| {
-                let has_row = shelf.acking(receipt.seq, receipt.claim, moment.now)?;
+                let has_row = shelf.acking(receipt.seq, receipt.claim, alone, moment.now)?;
                 match has_row {
                     true => seqs.push(receipt.seq),
                     false => unlocked = true,
@@ -315,7 +321,7 @@ impl EmbeddedSettler {
             false => self.shared.writer.submit(Ack {
                 queue: self.queue.clone(),
                 seqs,
-                deleted: 0,
+                deleted: None,
                 moment,
                 send,
             }),
@@ -327,11 +333,13 @@ impl EmbeddedSettler {
     }
 }
 
-/// Deletes messages from their queue.
+/// Ends messages: they are written down as acked, or deleted at once where there is no room for
+/// that.
 struct Ack {
     queue: Arc<Queue>,
     seqs: Vec<u64>,
-    deleted: usize,
+    /// How many rows were deleted, if they were.
+    deleted: Option<usize>,
     moment: Moment,
     send: oneshot::Sender<Result<(), SettleError>>,
 }
@@ -350,7 +358,14 @@ impl Write for Ack {
     }
 
     fn apply(&mut self, tx: &mut Tx<'_>) -> Result<(), Failure> {
-        self.deleted = delete_rows(tx, &self.queue, &self.seqs)?;
+        self.deleted = match tx.no_room {
+            true => Some(delete_rows(tx, &self.queue, &self.seqs)?),
+            false => {
+                acks::add(tx.sql, self.queue.n, &self.seqs)?;
+                *tx.acked += self.seqs.len();
+                None
+            }
+        };
         Ok(())
     }
 
@@ -359,8 +374,14 @@ impl Write for Ack {
             result.map_err(|failure| SettleError::Again(failure.into_store_error().to_string()));
         match result {
             Ok(()) => {
-                self.queue.shelf().acked(&self.seqs, self.moment.now);
-                self.queue.add_depth(-(self.deleted as i64));
+                let mut shelf = self.queue.shelf();
+                match self.deleted {
+                    Some(_) => shelf.deleted(&self.seqs, self.moment.now),
+                    None => shelf.acked(&self.seqs, self.moment.now),
+                }
+                drop(shelf);
+                let ended = self.deleted.unwrap_or(self.seqs.len());
+                self.queue.add_depth(-(ended as i64));
             }
             Err(_) => self.queue.shelf().ack_failed(&self.seqs),
         }
@@ -400,8 +421,8 @@ mod tests {
             let ack = Ack {
                 queue: queue.clone(),
                 seqs: vec![1],
-                // It was deleted, and then the commit failed or did not.
-                deleted: 1,
+                // It was written down, and then the commit failed or did not.
+                deleted: None,
                 moment: Moment::of(&SystemClock),
                 send: oneshot::channel().0,
             };

@@ -2,7 +2,7 @@
 //!
 //! What a store takes over leaves its embedded queue in the same transaction.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
@@ -627,15 +627,30 @@ pub(super) async fn forget_orphans(
         return Ok(());
     }
     let select = format!(
-        "SELECT source, id FROM stays WHERE source = ? AND typeof(id) = 'integer'
-         AND NOT EXISTS (SELECT 1 FROM q_{} WHERE seq = id)
+        "SELECT source, id, EXISTS (SELECT 1 FROM q_{} WHERE seq = id) FROM stays
+         WHERE source = ? AND typeof(id) = 'integer'
          AND NOT EXISTS (SELECT 1 FROM parked WHERE parked.source = stays.source AND parked.id = stays.id)",
         queue.n
     );
+    // What is acked has a row for a while; no attempt of it will follow.
+    let acked: HashSet<BrokerId> = queue
+        .shelf()
+        .acked_rows()
+        .into_iter()
+        .map(BrokerId::Sequence)
+        .collect();
     let work = move |tx: &mut Tx<'_>| {
         let mut select = tx.sql.prepare(&select)?;
-        let orphans = select.query_map([&*source], |row| identity_at(row, 0))?;
-        let orphans = orphans.collect::<Result<Vec<_>, _>>()?;
+        let stays = select.query_map([&*source], |row| {
+            Ok((identity_at(row, 0)?, row.get::<_, bool>(2)?))
+        })?;
+        let mut orphans = Vec::new();
+        for stay in stays {
+            let (identity, has_row) = stay?;
+            if !has_row || acked.contains(&identity.id) {
+                orphans.push(identity);
+            }
+        }
         for identity in &orphans {
             forget_attempts(tx.sql, identity)?;
         }

@@ -6,19 +6,25 @@
 //! which they were submitted.
 
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::oneshot;
 
+use super::acks::{self, Acked};
 use super::dedup::Dedup;
 use super::lock::FolderLock;
 use super::schema::{self, Durability, classify};
-use super::{OpenError, clock::Moment};
+use super::shelf::Limits;
+use super::{OpenError, Queues, clock::Moment};
 use crate::store::StoreError;
 
 /// A group takes about this many bytes; what waits beyond goes into the next transaction.
 const GROUP_BYTES: usize = 8 << 20;
+/// After this long without a command, what is acked is taken out of the tables.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// What a command fails with.
 #[derive(Debug)]
@@ -66,6 +72,10 @@ pub(super) struct Tx<'a> {
     pub(super) dedup: &'a mut Dedup,
     pub(super) budget: &'a mut Budget,
     next_seq: &'a mut u64,
+    /// Counts what is written down as acked.
+    pub(super) acked: &'a mut usize,
+    /// The disk is full: what only makes room is done with as little as possible.
+    pub(super) no_room: bool,
 }
 
 impl Tx<'_> {
@@ -230,6 +240,12 @@ pub(super) struct State {
     pub(super) dedup: Dedup,
     pub(super) budget: Budget,
     pub(super) next_seq: u64,
+    pub(super) queues: Arc<Mutex<Queues>>,
+    pub(super) limits: Limits,
+    /// About how many acked rows are in the tables.
+    pub(super) acked: usize,
+    /// While a group is run again because the disk is full.
+    pub(super) no_room: bool,
     /// Released when the thread has ended, after the last write.
     pub(super) lock: FolderLock,
 }
@@ -247,12 +263,15 @@ impl State {
     }
 
     fn run(mut self, commands: &mpsc::Receiver<Command>) {
-        let mut next = commands.recv().ok();
+        let mut next = self.next_command(commands);
         while let Some(command) = next.take() {
             match command {
                 Command::Write(first) => {
                     let (group, rest) = gather(first, commands);
                     self.run_group(group);
+                    if self.acked >= self.limits.purge {
+                        self.purge(self.limits.purge_later);
+                    }
                     next = rest;
                 }
                 Command::Pragma(pragma, answer) => {
@@ -264,12 +283,75 @@ impl State {
                     return;
                 }
             }
-            next = next.or_else(|| commands.recv().ok());
+            next = next.or_else(|| self.next_command(commands));
         }
+    }
+
+    /// Waits for the next command; where nothing comes for a while, tidies up first.
+    fn next_command(&mut self, commands: &mpsc::Receiver<Command>) -> Option<Command> {
+        if self.acked > 0 {
+            match commands.recv_timeout(IDLE) {
+                Err(RecvTimeoutError::Timeout) => drop(self.purge(0)),
+                next => return next.ok(),
+            }
+        }
+        commands.recv().ok()
+    }
+
+    /// Takes acked rows out of their tables, but for the furthest of each queue; answers whether
+    /// there were any. What cannot be done now is done later: they are acked in any case.
+    fn purge(&mut self, but: usize) -> bool {
+        self.acked = 0;
+        let acked = self.acked_rows(but);
+        if acked.iter().all(|acked| acked.go.is_empty()) {
+            return false;
+        }
+        match self.delete_acked(&acked) {
+            Ok(deleted) => {
+                for (Acked { queue, go, stay }, deleted) in acked.iter().zip(deleted) {
+                    if let Some(last) = go.last() {
+                        queue.shelf().purged(*last);
+                    }
+                    // Some were not there: somebody else has deleted them, and they were counted.
+                    queue.add_depth(go.len() as i64 - deleted as i64);
+                    // What stays goes when nothing comes for a while, if not before.
+                    self.acked = self.acked.max(usize::from(!stay.is_empty()));
+                }
+                true
+            }
+            Err(error) => {
+                self.recover(&error);
+                let error = classify(&error);
+                tracing::warn!(%error, "acked messages stay in keylane.db for now");
+                false
+            }
+        }
+    }
+
+    /// What this thread has written down as acked, by queue.
+    fn acked_rows(&self, but: usize) -> Vec<Acked> {
+        let queues = self.queues.lock().expect("no panic while locked");
+        let acked = queues.values().filter_map(|queue| {
+            let mut go = queue.shelf().acked_rows();
+            let stay = go.split_off(go.len().saturating_sub(but));
+            let queue = queue.clone();
+            (!go.is_empty() || !stay.is_empty()).then_some(Acked { queue, go, stay })
+        });
+        acked.collect()
+    }
+
+    fn delete_acked(&mut self, acked: &[Acked]) -> Result<Vec<usize>, rusqlite::Error> {
+        self.reopen()?;
+        let sql = self.connection.as_ref().expect("just reopened");
+        run(sql, "BEGIN IMMEDIATE")?;
+        let deleted = acks::purge(sql, acked)?;
+        run(sql, "COMMIT")?;
+        Ok(deleted)
     }
 
     /// Runs a group until something of it is committed or all of it has failed.
     fn run_group(&mut self, mut group: Vec<Box<dyn Write>>) {
+        self.no_room = false;
         while !group.is_empty() {
             match self.try_group(&mut group) {
                 Ok(results) => {
@@ -283,8 +365,8 @@ impl State {
         }
     }
 
-    /// The whole transaction is undone. With the disk full, what only deletes is tried again
-    /// alone, for that makes room; everything else has failed.
+    /// The whole transaction is undone. With the disk full, everything is tried again when acked
+    /// rows have made room; then what only makes room, alone. Everything else has failed.
     fn after_break(
         &mut self,
         group: Vec<Box<dyn Write>>,
@@ -292,7 +374,10 @@ impl State {
     ) -> Vec<Box<dyn Write>> {
         let full = error.sqlite_error_code() == Some(ErrorCode::DiskFull);
         self.recover(&error);
-        let retry = full && group.iter().any(|write| write.grows());
+        if full && self.purge(0) {
+            return group;
+        }
+        let retry = full && !std::mem::replace(&mut self.no_room, full);
         let (again, failed): (Vec<_>, Vec<_>) =
             group.into_iter().partition(|write| retry && !write.grows());
         let error = classify(&error);
@@ -350,6 +435,8 @@ impl State {
             dedup,
             budget,
             next_seq,
+            acked,
+            no_room,
             ..
         } = self;
         let sql: &Connection = connection.as_ref().expect("just reopened");
@@ -361,6 +448,8 @@ impl State {
             dedup,
             budget,
             next_seq,
+            acked,
+            no_room: *no_room,
         };
         let mut results = Vec::with_capacity(group.len());
         match group {
@@ -402,7 +491,8 @@ impl State {
             .map_err(|error| classify(&error))
     }
 
-    fn close(self) {
+    fn close(mut self) {
+        self.purge(0);
         if let Some(connection) = self.connection {
             if let Err(error) = checkpoint(&connection, "TRUNCATE") {
                 tracing::warn!(%error, "the log could not be folded into keylane.db; the next start does it");
@@ -514,6 +604,10 @@ mod tests {
             durability: Durability::Full,
             budget: Budget { limit: 0, used: 0 },
             next_seq: 1,
+            queues: Arc::default(),
+            limits: Limits::USUAL,
+            acked: 0,
+            no_room: false,
             lock: FolderLock::try_take(folder.path()).expect("is free"),
         };
         let error = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);

@@ -143,6 +143,9 @@ struct Lane {
 struct Incident {
     cause: Cause,
     row: u32,
+    /// The last epoch that it ended.
+    ended: u32,
+    /// Messages delivered before it and after the one before it that came again.
     repeats: u64,
 }
 
@@ -225,12 +228,13 @@ impl<'a> Checker<'a> {
     }
 
     fn incident(&mut self, row: u32, cause: Cause) {
-        self.epoch += 1;
         self.incidents.push(Incident {
             cause,
             row,
+            ended: self.epoch,
             repeats: 0,
         });
+        self.epoch += 1;
     }
 
     fn restart(&mut self, row: u32, by: Option<By>) {
@@ -240,6 +244,9 @@ impl<'a> Checker<'a> {
         if self.down {
             // A request that was in the network when the router died reaches the target after the
             // crash: it, too, ended with that router.
+            if let Some(crash) = self.incidents.last_mut() {
+                crash.ended = self.epoch;
+            }
             self.epoch += 1;
         } else {
             self.incident(row, Cause::Crash);
@@ -416,27 +423,42 @@ impl<'a> Checker<'a> {
     }
 
     fn repeat_after_crash(&mut self, row: u32, message: u32) -> Cause {
-        let incident = self
-            .incidents
-            .last_mut()
-            .expect("a later epoch has an incident");
+        let seen = self.seen[message as usize];
+        let incident = self.incident_after(seen.delivered_epoch);
         let cause = incident.cause;
-        if self.seen[message as usize].repeated_epoch == self.epoch {
+        if seen.repeated_epoch == self.epoch {
             return cause; // a retry within a repetition that was granted
         }
-        incident.repeats += 1;
-        let repeats = incident.repeats;
         self.seen_mut(message).repeated_epoch = self.epoch;
-        if let Some(bound) = self.options.max_duplicates_per_crash
-            && repeats == bound + 1
-        {
-            let text = format!("more than {bound} messages come again after one crash");
-            self.crash_violation(message, text, Vec::new(), row);
+        if seen.repeated_epoch <= seen.delivered_epoch {
+            self.count_repeat(row, message, seen.delivered_epoch);
         }
         if self.strict_lane(self.lane_of(message)) {
             self.check_tail(row, message);
         }
         cause
+    }
+
+    /// The one that a delivery did not outlive: later ones found it undone already.
+    fn incident_after(&mut self, delivered_epoch: u32) -> &mut Incident {
+        let at = self
+            .incidents
+            .partition_point(|incident| incident.ended < delivered_epoch);
+        let incident = self.incidents.get_mut(at);
+        incident.expect("a later epoch has an incident")
+    }
+
+    fn count_repeat(&mut self, row: u32, message: u32, delivered_epoch: u32) {
+        let incident = self.incident_after(delivered_epoch);
+        incident.repeats += 1;
+        let (repeats, crash) = (incident.repeats, incident.row);
+        if let Some(bound) = self.options.max_duplicates_per_crash
+            && repeats == bound + 1
+        {
+            let text = format!("more than {bound} messages come again after one crash");
+            let rows = vec![crash];
+            self.violation(ViolationKind::Duplicated, message, text, rows, row);
+        }
     }
 
     fn check_tail(&mut self, row: u32, message: u32) {

@@ -499,6 +499,30 @@ fn after_a_crash_no_more_than_the_bound_come_again() {
 }
 
 #[test]
+fn what_comes_again_is_put_down_to_the_crash_after_its_delivery() {
+    // Two crashes in a row: `a` is not called in between, and comes again because of the first.
+    let text = "pub a 0; pub b 0; start a 0; end a 0 delivered; crash; restart;
+        start b 0; end b 0 delivered; crash; restart;
+        start a 0; end a 0 delivered; start b 0; end b 0 delivered";
+    let one = Options {
+        max_duplicates_per_crash: Some(1),
+        ..Options::default()
+    };
+    let report = check(history(text), &one);
+    assert!(report.is_green(), "{report}");
+    // Called in between and not delivered: still one message of the first crash.
+    let again = "pub a 0; start a 0; end a 0 delivered; crash; restart; start a 0; crash; restart;
+        start a 0; end a 0 delivered";
+    let report = check(history(again), &one);
+    assert!(report.is_green(), "{report}");
+    // Both delivered before the first crash: both are its.
+    let both = "pub a 0; pub b 0; start a 0; end a 0 delivered; start b 0; end b 0 delivered;
+        crash; restart; start a 0; end a 0 delivered; crash; restart;
+        start a 0; end a 0 delivered; start b 0; end b 0 delivered";
+    red_with(&one, both, ViolationKind::Duplicated, "crash; start b 0");
+}
+
+#[test]
 fn what_runs_when_the_router_dies_runs_again() {
     let counts = green("pub a 0; start a 0; crash; restart; start a 0; end a 0 delivered");
     assert_eq!(counts.retries, 1);

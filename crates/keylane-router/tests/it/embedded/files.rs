@@ -380,3 +380,63 @@ async fn the_machines_clock_obeys_a_paused_runtime() {
     // An hour passes at once: nothing else is left to wait for.
     assert_eq!(names(&receive(&mut source, 1).await), ["a1"]);
 }
+
+/// How many rows the queue's table has, and how many notes of acks there are.
+fn rows(folder: &std::path::Path) -> (i64, i64) {
+    let file = rusqlite::Connection::open(folder.join("keylane.db")).expect("opens");
+    let count = |sql| file.query_row(sql, [], |row| row.get(0)).expect("counts");
+    (
+        count("SELECT COUNT(*) FROM q_1"),
+        count("SELECT COUNT(*) FROM acks"),
+    )
+}
+
+#[tokio::test]
+async fn acked_messages_have_left_the_file_when_it_is_closed() {
+    let bed = Bed::new();
+    let mut source = bed.source("q").await;
+    bed.publish("q", messages(&["a1", "b1", "c1"])).await;
+    let out = receive(&mut source, 10).await;
+    ack(&source, &out[..2]).await;
+    assert_eq!(bed.db.queues()[0].depth, 1);
+
+    let Bed { folder, db, .. } = bed;
+    db.close().await;
+
+    assert_eq!(rows(folder.path()), (1, 0));
+}
+
+#[tokio::test]
+async fn what_is_acked_is_not_handed_out_again_while_its_row_is_there() {
+    let bed = Bed::new();
+    let mut source = bed.source("q").await;
+    bed.publish("q", messages(&["a1", "a2", "a3", "b1"])).await;
+    let out = receive(&mut source, 3).await;
+    ack(&source, &out[..2]).await;
+    let settler = source.settler();
+    for result in settler.give_back(receipts(&out[2..]), Duration::ZERO).await {
+        result.expect("given back");
+    }
+
+    // The queue is read anew from its beginning.
+    let mut parallel = bed
+        .db
+        .source("p", "q", Keyless::Parallel)
+        .await
+        .expect("a source");
+
+    let mut left = names(&receive(&mut parallel, 10).await);
+    left.sort();
+    assert_eq!(left, ["a3", "b1"]);
+    // So does a copy, and whoever opens that.
+    let copy = tempfile::tempdir().expect("a folder");
+    let file = copy.path().join("keylane.db");
+    bed.db.backup(&file).await.expect("copies");
+    let db = Db::open(copy.path(), options(&bed.clock)).expect("opens");
+    assert_eq!(db.queues()[0].depth, 2);
+    let mut source = db
+        .source("q", "q", Keyless::Serial)
+        .await
+        .expect("a source");
+    assert_eq!(names(&receive(&mut source, 10).await), ["a3", "b1"]);
+}
