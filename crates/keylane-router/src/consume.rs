@@ -514,7 +514,7 @@ impl<S: Source> Consume<S> {
             self.target = message.target.clone();
         }
         let key = message.key.clone();
-        let lane_of = |plan: &PoolPlan| self.lane(plan, key.as_ref(), &received.identity.id);
+        let lane_of = |scope| self.lane(scope, key.as_ref(), &received.identity.id);
         let code = message.pool.as_ref();
         let (pool, lane) = self
             .router
@@ -549,8 +549,8 @@ impl<S: Source> Consume<S> {
         (pool, delivery)
     }
 
-    fn lane(&self, plan: &PoolPlan, key: Option<&crate::message::Key>, id: &BrokerId) -> LaneId {
-        let source = match plan.lane_scope {
+    fn lane(&self, scope: LaneScope, key: Option<&crate::message::Key>, id: &BrokerId) -> LaneId {
+        let source = match scope {
             LaneScope::Source => self.name.clone(),
             LaneScope::Pool => any_source(),
         };
@@ -625,7 +625,7 @@ impl<S: Source> Consume<S> {
         }
         let key = delivery.message.key.clone();
         let id = delivery.identity.id.clone();
-        let lane_of = |plan: &PoolPlan| self.lane(plan, key.as_ref(), &id);
+        let lane_of = |scope| self.lane(scope, key.as_ref(), &id);
         let code = delivery.message.pool.as_ref();
         let (pool, lane) = self
             .router

@@ -25,10 +25,12 @@ use crate::lane::LaneId;
 use crate::lease::Lost;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
-use crate::plan::{Cascade, KeyPlan, PoolPlan, Rate, Targets};
+use crate::plan::{Cascade, KeyPlan, LaneScope, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
 use crate::route::DEFAULT;
-use crate::store::{AuditEntry, DeadLetter, FailedAttempt, LaneName, Stay, Store, StoreError};
+use crate::store::{
+    AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
+};
 use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 
@@ -98,6 +100,8 @@ pub(crate) struct Pool {
     /// Held by whoever puts something into a lane.
     pushing: Mutex<()>,
     losses: Arc<Losses>,
+    /// Its lanes were not always of the scope they are now: keys may be in lanes of the other.
+    scope_changed: AtomicBool,
 }
 
 /// Lanes that are flushed because their front lost its lease, and for no other reason. Written
@@ -129,6 +133,12 @@ impl Pool {
     ) -> Arc<Self> {
         let limits = limits_of(&plan);
         let targets = Arc::new(plan.targets.clone());
+        // Keys may have been parked before the last start, under another plan.
+        let shared_lanes = plan.lane_scope == LaneScope::Pool;
+        let other_scope = |parked: &ParkedLane| {
+            parked.lane.pool == name && LaneId::is_shared(&parked.lane) != shared_lanes
+        };
+        let scope_changed = shared.store.parked().iter().any(other_scope);
         let plan = Arc::new(RwLock::new(Arc::new(plan)));
         let pool = Arc::new(OnceLock::new());
         let unsettled = Arc::new(Unsettled::default());
@@ -159,6 +169,7 @@ impl Pool {
             unsettled,
             pushing: Mutex::default(),
             losses,
+            scope_changed: AtomicBool::new(scope_changed),
         });
         let _ = pool.set(Arc::downgrade(&made));
         made
@@ -169,9 +180,18 @@ impl Pool {
         current(&self.plan)
     }
 
+    /// Whether keys may be in lanes of another scope than the plan's.
+    pub(crate) fn scope_changed(&self) -> bool {
+        self.scope_changed.load(Ordering::SeqCst)
+    }
+
     /// Puts another plan in force: same lanes, new limits, at once.
     pub(crate) fn set_plan(&self, plan: PoolPlan) {
         let limits = limits_of(&plan);
+        if plan.lane_scope != self.plan().lane_scope {
+            // Before the plan is in force: who sees the new scope looks for the old one too.
+            self.scope_changed.store(true, Ordering::SeqCst);
+        }
         *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
         self.executor
             .set_limits(limits)

@@ -57,7 +57,7 @@ const LEASES: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "router::lease",
-    features: &[],
+    env: &[],
 };
 
 const CONNECTIONS: &str = "crates/keylane-router/src/dispatch/connections.rs";
@@ -894,5 +894,13 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "            if lost.delivered {\n",
         replace: "            if lost.delivered && false {\n",
         test: LEASES,
+    },
+    Mutation {
+        name: "lane-scope-changes-at-once",
+        invariant: "R11",
+        file: ROUTE,
+        find: "        if pool.scope_changed() {\n",
+        replace: "        if pool.scope_changed() && false {\n",
+        test: ROUTED,
     },
 ];
