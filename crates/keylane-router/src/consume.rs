@@ -23,6 +23,7 @@ use crate::pool::Pool;
 use crate::renew::{Due, Leases, Renewals};
 use crate::router::Inner;
 use crate::source::{Features, Received, Room, SettleError, Settler, Source, SourceError};
+use crate::stage::{Blocked, Stage};
 use crate::unsettled::Counted;
 
 /// The most settlements sent to a source at once.
@@ -48,6 +49,8 @@ pub(crate) struct Consumer {
     /// The receiving and the settling task.
     tasks: TaskTracker,
     held: Arc<dyn HeldIds>,
+    /// What it is doing.
+    pub(crate) stage: Arc<Stage>,
 }
 
 impl Consumer {
@@ -89,7 +92,9 @@ pub(crate) fn start<S: Source>(
         })
     });
     let tasks = TaskTracker::new();
+    let stage = Arc::new(Stage::default());
     let settle = Settle {
+        stage: stage.clone(),
         name: name.clone(),
         settler: source.settler(),
         held: held.clone(),
@@ -116,6 +121,7 @@ pub(crate) fn start<S: Source>(
         }
     });
     let consume = Consume {
+        stage: stage.clone(),
         name: name.clone(),
         settler: source.settler(),
         source,
@@ -145,6 +151,7 @@ pub(crate) fn start<S: Source>(
         stop,
         tasks,
         held,
+        stage,
     })
 }
 
@@ -386,6 +393,7 @@ impl<R: Clone + Send + Sync + 'static> Leases<R> for Held<R> {
 /// The receiving side of one source.
 struct Consume<S: Source> {
     name: Arc<str>,
+    stage: Arc<Stage>,
     source: S,
     plan: SourcePlan,
     features: Features,
@@ -408,11 +416,13 @@ impl<S: Source> Consume<S> {
         let mut back_off = FIRST_BACK_OFF;
         let stop = self.stop.clone();
         while !stop.is_cancelled() {
+            self.stage.block(Blocked::Window);
             let messages = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
                 room = self.held.room(self.plan.window.get()) => room,
             };
+            self.stage.unblock();
             let room = Room {
                 messages,
                 bytes: self.router.receive_bytes,
@@ -479,6 +489,7 @@ impl<S: Source> Consume<S> {
     /// lane that comes behind it.
     async fn take_batch(&mut self, batch: Vec<Received<S::Receipt>>, lent: Duration) {
         let mut refused = HashSet::new();
+        self.router.alarm.wake();
         let known = self.held.come_again(&batch, lent);
         for (received, known) in batch.into_iter().zip(known) {
             // A batch may have the same message twice.
@@ -602,14 +613,17 @@ impl<S: Source> Consume<S> {
                 lease.put(&pool, &delivery.lane);
             }
             delivery = match pool.push(delivery.lane.clone(), delivery) {
-                Ok(()) => return,
+                Ok(()) => return self.stage.unblock(),
                 Err(delivery) => delivery,
             };
             if self.stop.is_cancelled() || self.overflow(&pool) == Overflow::Return {
                 refused.insert(place);
                 return give_back(delivery);
             }
+
             // The source takes no more until there is room in this lane.
+            let (pool_name, lane) = (pool.name.clone(), delivery.lane.clone());
+            self.stage.block_on(Blocked::Lane(pool_name, lane));
             tokio::select! {
                 () = changed => {}
                 () = self.stop.cancelled() => {}
@@ -714,6 +728,7 @@ fn stand_in<R>(received: &Received<R>) -> Message {
 /// The settling side of one source.
 struct Settle<T: Settler> {
     name: Arc<str>,
+    stage: Arc<Stage>,
     settler: T,
     held: Arc<Held<T::Receipt>>,
     /// Acks may be lost on their way: remember what was acked.
@@ -727,7 +742,9 @@ impl<T: Settler> Settle<T> {
         let mut batch = Vec::new();
         while settlements.recv_many(&mut batch, SETTLE_BATCH).await > 0 {
             for run in runs(&mut batch) {
+                self.stage.settle(run.ids.len());
                 self.settle(&run.settlement, run.ids).await;
+                self.stage.settled();
                 // Durable now: a crash repeats none of these.
                 drop(run.counted);
             }

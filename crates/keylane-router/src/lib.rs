@@ -23,13 +23,16 @@ mod renew;
 mod replay;
 mod route;
 mod router;
+mod runs;
 pub mod source;
+mod stage;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod unsettled;
 mod verbs;
 mod waits;
+mod watch;
 
 pub use router::{Builder, Router, StartError};
 pub use verbs::{By, VerbError};

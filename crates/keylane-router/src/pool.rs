@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
-use keylane::lanes::LaneState;
+use keylane::lanes::{Hold, LaneState};
 use keylane::{Executor, Gate, Handler, JobExecutor, Limits, NotPushed, Permits, Queued, Reply};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -28,11 +28,13 @@ use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, LaneScope, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
 use crate::route::DEFAULT;
+use crate::runs::{Doing, Run, Runs, Watched};
 use crate::store::{
     AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
 };
 use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
+use crate::watch;
 
 /// The longest wait between two tries to write to a store.
 const STORE_BACK_OFF: Duration = Duration::from_secs(30);
@@ -100,6 +102,7 @@ pub(crate) struct Pool {
     /// Held by whoever puts something into a lane.
     pushing: Mutex<()>,
     losses: Arc<Losses>,
+    runs: Arc<Runs>,
     /// Its lanes were not always of the scope they are now: keys may be in lanes of the other.
     scope_changed: AtomicBool,
 }
@@ -143,6 +146,7 @@ impl Pool {
         let pool = Arc::new(OnceLock::new());
         let unsettled = Arc::new(Unsettled::default());
         let losses = Arc::new(Losses::default());
+        let runs = Arc::new(Runs::default());
         let attempts = Attempts {
             name: name.clone(),
             plan: plan.clone(),
@@ -151,6 +155,7 @@ impl Pool {
             pool: pool.clone(),
             unsettled: unsettled.clone(),
             losses: losses.clone(),
+            runs: runs.clone(),
         };
         let (by_concurrency, by_rate) = (plan.clone(), plan.clone());
         let mut builder = Executor::<LaneId>::builder()
@@ -169,6 +174,7 @@ impl Pool {
             unsettled,
             pushing: Mutex::default(),
             losses,
+            runs,
             scope_changed: AtomicBool::new(scope_changed),
         });
         let _ = pool.set(Arc::downgrade(&made));
@@ -230,6 +236,13 @@ impl Pool {
         self.executor.release(lane)
     }
 
+    /// Ends the wait of a lane for a breaker. `false` when it does not wait for one: a hold until a
+    /// time is not ended by this.
+    pub(crate) fn wake(&self, lane: &LaneId) -> bool {
+        let state = self.executor.lane(lane);
+        state.is_some_and(|state| state.hold == Hold::UntilReleased) && self.executor.release(lane)
+    }
+
     /// Everything in the lane goes back, or where the fate of its front says.
     pub(crate) fn flush(&self, lane: &LaneId) -> bool {
         let mut losses = self.losses.lock();
@@ -285,7 +298,34 @@ impl Pool {
             queued: stats.queued,
             in_flight: stats.running,
             unsettled: self.unsettled.now(),
+            stalled: 0,
         }
+    }
+
+    /// Whether it holds nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.executor.stats().live_keys == 0
+    }
+
+    /// How many lanes could start something.
+    pub(crate) fn ready(&self) -> usize {
+        self.executor.ready()
+    }
+
+    /// What its attempts are doing.
+    pub(crate) fn runs_now(&self) -> Vec<Run> {
+        self.runs.now()
+    }
+
+    /// What does not end in its time.
+    pub(crate) fn stalled_runs(&self, after: Duration, now: Instant) -> Vec<Run> {
+        if after.is_zero() {
+            return Vec::new();
+        }
+        let plan = self.plan();
+        let mut runs = self.runs_now();
+        runs.retain(|run| now - run.since >= watch::run_limit(&plan, run.doing, after));
+        runs
     }
 
     pub(crate) async fn idle(&self, lane: &LaneId) {
@@ -406,6 +446,7 @@ pub(crate) struct Attempts {
     pool: Arc<OnceLock<Weak<Pool>>>,
     unsettled: Arc<Unsettled>,
     losses: Arc<Losses>,
+    runs: Arc<Runs>,
 }
 
 type Job = Box<Delivery>;
@@ -429,10 +470,16 @@ impl Handler<LaneId, Job> for Attempts {
         if !delivery.is_stored() && self.is_parked(&lane) {
             delivery.fate = Fate::ParkBehind;
         }
+        let doing = match delivery.fate {
+            Fate::Attempt => Doing::Calling,
+            _ => Doing::Storing,
+        };
+        let run = self.runs.begin(slot, &delivery, doing);
         match delivery.fate.clone() {
             Fate::Attempt => {
                 let span = self.span(&delivery, slot);
-                self.attempt(delivery, lane, slot).instrument(span).await
+                let attempt = self.attempt(delivery, lane, slot, &run);
+                attempt.instrument(span).await
             }
             Fate::Delivered => self.delivered(delivery).await,
             Fate::DeadLetter { reason, text } => {
@@ -446,6 +493,7 @@ impl Handler<LaneId, Job> for Attempts {
 
     async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         let only_for_lost = self.losses.take(&lane);
+        let _watched = jobs.first().map(|head| self.runs.flush(&head.job));
         let (jobs, lost) = split_lost(jobs);
         let keep = match jobs.first().map(|head| &head.job) {
             None => jobs,
@@ -469,7 +517,13 @@ impl Attempts {
     }
 
     /// One call of the target, and what follows from it.
-    async fn attempt(&self, mut delivery: Job, lane: LaneId, slot: usize) -> Reply<Job> {
+    async fn attempt(
+        &self,
+        mut delivery: Job,
+        lane: LaneId,
+        slot: usize,
+        run: &Watched<'_>,
+    ) -> Reply<Job> {
         let call = match self.begin(&delivery) {
             Ok(call) => call,
             Err(()) => return self.wait_for_breaker(delivery),
@@ -479,7 +533,15 @@ impl Attempts {
         let most = plan
             .concurrency
             .map_or(usize::MAX, |most| most.get().saturating_mul(2));
-        delivery.counted = Some(self.unsettled.count(most).await);
+        delivery.counted = Some(match self.unsettled.try_count(most) {
+            Some(counted) => counted,
+            None => {
+                run.does(Doing::Settling);
+                let counted = self.unsettled.count(most).await;
+                run.does(Doing::Calling);
+                counted
+            }
+        });
         if delivery.is_lost() {
             drop(call);
             return self.lost_turn(delivery);
@@ -509,6 +571,9 @@ impl Attempts {
             call.end(Verdict::of(&outcome), Instant::now().into_std());
         }
         count(&delivery, &outcome);
+        if outcome != Outcome::Delivered {
+            run.does(Doing::Storing);
+        }
         if delivery.is_lost() {
             return self.lost_result(delivery, outcome).await;
         }
@@ -952,7 +1017,7 @@ impl Attempts {
         let check = || {
             self.shared
                 .breakers
-                .check(origin, std::time::Instant::now())
+                .check(origin, Instant::now().into_std())
         };
         if check() == breaker::Gate::Go {
             return true;
@@ -970,7 +1035,7 @@ impl Attempts {
         let call = self
             .shared
             .breakers
-            .begin(origin, std::time::Instant::now());
+            .begin(origin, Instant::now().into_std());
         call.map(Some).map_err(|_| ())
     }
 

@@ -24,6 +24,7 @@ use crate::route::{DEFAULT, Routes};
 use crate::source::{Features, Source};
 use crate::store::{LaneName, Store};
 use crate::waits::BreakerWaits;
+use crate::watch::{Alarm, Watchdog};
 
 /// About how many bytes one receive asks for.
 const RECEIVE_BYTES: usize = 4 << 20;
@@ -45,6 +46,7 @@ pub(crate) struct Inner {
     /// What the leases of all sources go by.
     pub(crate) lease_clock: Arc<dyn LeaseClock>,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) alarm: Alarm,
     plan: RwLock<Arc<Plan>>,
     permits: Permits,
     consumers: Mutex<BTreeMap<Arc<str>, Arc<Consumer>>>,
@@ -197,6 +199,7 @@ impl Router {
             .plan
             .write()
             .unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
+        self.inner.alarm.wake();
         for pool in removed {
             let inner = self.inner.clone();
             self.inner
@@ -244,6 +247,12 @@ impl Router {
         self.inner.health.problems()
     }
 
+    /// How often a lane came to wait for the breaker of its target.
+    #[cfg(feature = "testing")]
+    pub fn breaker_holds(&self) -> u64 {
+        self.inner.shared.waits.held()
+    }
+
     /// What was counted so far.
     pub fn counters(&self) -> &Registry {
         &self.inner.counters
@@ -251,12 +260,13 @@ impl Router {
 
     /// What is in each pool right now.
     pub fn pools(&self) -> Vec<PoolGauges> {
-        self.inner
-            .routes
-            .pools()
-            .iter()
-            .map(|pool| pool.gauges())
-            .collect()
+        let after = self.inner.plan().stall_after;
+        let now = tokio::time::Instant::now();
+        let gauges = |pool: &Arc<Pool>| PoolGauges {
+            stalled: pool.stalled_runs(after, now).len(),
+            ..pool.gauges()
+        };
+        self.inner.routes.pools().iter().map(gauges).collect()
     }
 
     /// Which of these messages, by the ids in their bodies, are held here: received and neither
@@ -445,6 +455,7 @@ impl Inner {
             receive_bytes: RECEIVE_BYTES,
             lease_clock,
             shared,
+            alarm: Alarm::default(),
             plan: RwLock::new(Arc::new(plan)),
             permits,
             consumers: Mutex::default(),
@@ -469,6 +480,7 @@ impl Inner {
                 () = stop.cancelled() => {}
             }
         });
+        self.tasks.spawn(Watchdog::new(self.clone()).run());
         for lane in self.store.pauses() {
             if let Some(pool) = self.routes.pool(&lane.pool) {
                 pool.pause(LaneId::of(&lane));
@@ -527,6 +539,17 @@ impl Inner {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    pub(crate) fn running_consumers(&self) -> Vec<Arc<Consumer>> {
+        self.consumers().values().cloned().collect()
+    }
+
+    /// Whether nothing is held, under way or being settled.
+    pub(crate) fn is_empty(&self) -> bool {
+        let settling = |consumer: &Arc<Consumer>| consumer.stage.settling().is_some();
+        self.routes.pools().iter().all(|pool| pool.is_empty())
+            && !self.consumers().values().any(settling)
     }
 
     pub(crate) fn envelope_of(&self, source: &str) -> Envelope {

@@ -22,6 +22,8 @@ const DELIVERY: &str = "crates/keylane-router/src/delivery.rs";
 const RENEW: &str = "crates/keylane-router/src/renew.rs";
 const ROUTE: &str = "crates/keylane-router/src/route.rs";
 const ROUTER: &str = "crates/keylane-router/src/router.rs";
+const WAITS: &str = "crates/keylane-router/src/waits.rs";
+const WATCH: &str = "crates/keylane-router/src/watch.rs";
 const VERBS: &str = "crates/keylane-router/src/verbs.rs";
 
 const SHELF: &str = "crates/keylane-router/src/embedded/shelf.rs";
@@ -57,6 +59,22 @@ const LEASES: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "router::lease",
+    env: &[],
+};
+
+/// Lanes that wait for an origin.
+const ORIGINS: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::origins::",
+    env: &[],
+};
+
+/// The progress watchdog.
+const WATCHED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::watch::",
     env: &[],
 };
 
@@ -902,5 +920,53 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        if pool.scope_changed() {\n",
         replace: "        if pool.scope_changed() && false {\n",
         test: ROUTED,
+    },
+    Mutation {
+        name: "breaker-wakes-whoever-waited-once",
+        invariant: "R9",
+        file: WAITS,
+        find: "pool.upgrade().is_some_and(|pool| pool.wake(&lane))",
+        replace: "pool.upgrade().is_some_and(|pool| pool.release(&lane))",
+        test: ORIGINS,
+    },
+    Mutation {
+        name: "every-lane-looks-whether-the-origin-is-back",
+        invariant: "R9",
+        file: WAITS,
+        find: "            let probes = self.lock().probes;\n",
+        replace: "            let probes = usize::MAX;\n",
+        test: ORIGINS,
+    },
+    Mutation {
+        name: "what-is-held-is-a-stall",
+        invariant: "FC-14",
+        file: WATCH,
+        find: "        if pool.ready() == 0 {\n",
+        replace: "        if pool.is_empty() {\n",
+        test: WATCHED,
+    },
+    Mutation {
+        name: "a-rate-is-a-stall",
+        invariant: "FC-14",
+        file: WATCH,
+        find: "    after.max(plan.timeout.total).max(rate)\n",
+        replace: "    let _ = rate;\n    after.max(plan.timeout.total)\n",
+        test: WATCHED,
+    },
+    Mutation {
+        name: "a-stall-has-no-end",
+        invariant: "FC-14",
+        file: WATCH,
+        find: "            health.well(over.clone());\n",
+        replace: "            let _ = over;\n",
+        test: WATCHED,
+    },
+    Mutation {
+        name: "hanging-acks-are-no-stall",
+        invariant: "FC-14",
+        file: WATCH,
+        find: "        && now - since >= after\n    {\n        let seconds",
+        replace: "        && now - since >= after * 1000\n    {\n        let seconds",
+        test: WATCHED,
     },
 ];

@@ -2,7 +2,7 @@
 //! leases that are renewed or lost on request.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ pub(crate) struct TestSettler {
     changed: Arc<watch::Sender<usize>>,
     /// How many of the next acks fail.
     pub(crate) failing_acks: Arc<AtomicU64>,
+    /// Acks are not answered while this is so.
+    pub(crate) hanging: Arc<AtomicBool>,
     /// Which deliveries were renewed, and when.
     pub(crate) renewed: Arc<Mutex<Vec<(Receipt, tokio::time::Instant)>>>,
     /// Messages whose leases cannot be renewed.
@@ -65,6 +67,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         settled: Arc::default(),
         changed: Arc::new(watch::channel(0).0),
         failing_acks: Arc::default(),
+        hanging: Arc::default(),
         renewed: Arc::default(),
         not_renewed: Arc::default(),
     };
@@ -211,6 +214,9 @@ impl Settler for TestSettler {
     type Receipt = Receipt;
 
     async fn ack(&self, receipts: Vec<Receipt>) -> Vec<Result<(), SettleError>> {
+        while self.hanging.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         let ack = |Receipt(id, delivery)| {
             if self.fails() {
                 return Err(SettleError::Again("the broker is away".to_owned()));
