@@ -71,6 +71,8 @@ pub struct Counters {
     pub parked: Counter,
     pub returned: Counter,
     pub lost_leases: Counter,
+    /// Acks and returns that came after the lease had ended: their messages come again.
+    pub late_settlements: Counter,
     pub attempts_delivered: Counter,
     pub attempts_not_yet: Counter,
     pub attempts_busy: Counter,
@@ -105,6 +107,8 @@ pub struct PoolGauges {
     pub queued: usize,
     pub in_flight: usize,
     pub unsettled: usize,
+    /// Attempts that take too long.
+    pub stalled: usize,
 }
 
 impl Registry {
@@ -114,6 +118,21 @@ impl Registry {
         by.entry((source.clone(), pool.clone()))
             .or_default()
             .clone()
+    }
+
+    /// How much was finished in a pool: attempts that ended, and messages that left.
+    pub(crate) fn finished_in(&self, pool: &str) -> u64 {
+        let by = self.by.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_pool = by.iter().filter(|((_, name), _)| &**name == pool);
+        let finished = |counters: &Counters| {
+            let left: u64 = counters
+                .resolved()
+                .iter()
+                .map(|(_, count)| count.get())
+                .sum();
+            left + counters.attempt_seconds.count() + counters.attempts_cut.get()
+        };
+        of_pool.map(|(_, counters)| finished(counters)).sum()
     }
 
     /// All of them.
@@ -201,6 +220,12 @@ impl Registry {
         );
         for (labels, counters) in &all {
             histogram(&mut out, "wait_seconds", labels, &counters.wait_seconds);
+        }
+        let name = "late_settlements_total";
+        let help = "Acks and returns that came after their lease had ended.";
+        series(&mut out, name, help, "counter");
+        for (labels, counters) in &all {
+            line(&mut out, name, labels, "", counters.late_settlements.get());
         }
         render_violations(&mut out, &all);
         series(
@@ -310,7 +335,7 @@ fn histogram(out: &mut String, name: &str, labels: &Labels, histogram: &Histogra
 type GaugeOf = fn(&PoolGauges) -> usize;
 
 fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
-    let gauges: [(&str, &str, GaugeOf); 4] = [
+    let gauges: [(&str, &str, GaugeOf); 5] = [
         ("lanes", "Keys that have something here.", |pool| pool.lanes),
         (
             "queued_messages",
@@ -321,6 +346,11 @@ fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
         ("unsettled", "Messages a crash would repeat.", |pool| {
             pool.unsettled
         }),
+        (
+            "stalled_attempts",
+            "Attempts that do not end in their time.",
+            |pool| pool.stalled,
+        ),
     ];
     for (name, help, value) in gauges {
         let _ = writeln!(
@@ -338,7 +368,8 @@ fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
     }
 }
 
-fn escape(label: &str) -> String {
+/// A name as the value of a label in Prometheus' text format.
+pub fn escape(label: &str) -> String {
     label
         .replace('\\', "\\\\")
         .replace('"', "\\\"")

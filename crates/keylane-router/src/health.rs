@@ -11,6 +11,12 @@ pub enum Trouble {
     Store,
     /// A source cannot be read or settled with.
     Source(std::sync::Arc<str>),
+    /// Nothing is received from this source, or nothing settled with it, for too long.
+    StalledSource(std::sync::Arc<str>),
+    /// Messages wait in this pool, something could start, and nothing is finished.
+    StalledPool(std::sync::Arc<str>),
+    /// An attempt of some key of this pool does not end.
+    StalledKey(std::sync::Arc<str>),
     /// A message was started after a later one of its key. That cannot be made good, so it is
     /// shown until the end of the process; it keeps nothing from working.
     Order,

@@ -16,22 +16,27 @@ pub mod health;
 pub mod history;
 mod jitter;
 mod lane;
+pub mod lease;
 pub mod message;
 pub mod outcome;
 pub mod parse;
 pub mod plan;
 mod pool;
 mod process;
+mod renew;
 mod replay;
 mod route;
 mod router;
+mod runs;
 pub mod source;
+mod stage;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod unsettled;
 mod verbs;
 mod waits;
+mod watch;
 
 pub use router::{Builder, Router, StartError};
 pub use verbs::{By, VerbError};

@@ -15,6 +15,8 @@ pub struct Plan {
     pub max_in_flight: Option<NonZeroUsize>,
     /// How long a stop waits for running attempts.
     pub stop_deadline: Duration,
+    /// Without progress for this long, a source, pool or key is stalled; 0 = nobody looks.
+    pub stall_after: Duration,
     /// Bytes on disk for dead letters, parked and spilled keys.
     pub store_budget: u64,
     /// The circuit breaker of each target origin.
@@ -261,6 +263,7 @@ impl Default for Plan {
         Self {
             max_in_flight: None,
             stop_deadline: Duration::from_secs(30),
+            stall_after: Duration::from_secs(120),
             store_budget: 10 << 30,
             breaker: BreakerPlan::default(),
             pools: BTreeMap::from([(Arc::from("default"), PoolPlan::default())]),

@@ -16,6 +16,7 @@ use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
 use crate::health::{Health, Problem};
 use crate::history::Recorder;
 use crate::lane::LaneId;
+use crate::lease::{BootClock, LeaseClock};
 use crate::plan::{BreakerPlan, Envelope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan};
 use crate::pool::{Pool, Shared};
 use crate::replay::Replay;
@@ -23,6 +24,7 @@ use crate::route::{DEFAULT, Routes};
 use crate::source::{Features, Source};
 use crate::store::{LaneName, Store};
 use crate::waits::BreakerWaits;
+use crate::watch::{Alarm, Watchdog};
 
 /// About how many bytes one receive asks for.
 const RECEIVE_BYTES: usize = 4 << 20;
@@ -41,7 +43,10 @@ pub(crate) struct Inner {
     /// The end of patience with brokers that do not take settlements.
     pub(crate) give_up: CancellationToken,
     pub(crate) receive_bytes: usize,
+    /// What the leases of all sources go by.
+    pub(crate) lease_clock: Arc<dyn LeaseClock>,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) alarm: Alarm,
     plan: RwLock<Arc<Plan>>,
     permits: Permits,
     consumers: Mutex<BTreeMap<Arc<str>, Arc<Consumer>>>,
@@ -63,6 +68,7 @@ pub struct Builder {
     store: Option<Arc<dyn Store>>,
     dispatch: Option<Arc<dyn DynDispatch>>,
     history: Option<Arc<Recorder>>,
+    lease_clock: Arc<dyn LeaseClock>,
     sources: Vec<StartSource>,
 }
 
@@ -107,6 +113,7 @@ impl Router {
             store: None,
             dispatch: None,
             history: None,
+            lease_clock: Arc::new(BootClock),
             sources: Vec::new(),
         }
     }
@@ -192,6 +199,7 @@ impl Router {
             .plan
             .write()
             .unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
+        self.inner.alarm.wake();
         for pool in removed {
             let inner = self.inner.clone();
             self.inner
@@ -239,6 +247,12 @@ impl Router {
         self.inner.health.problems()
     }
 
+    /// How often a lane came to wait for the breaker of its target.
+    #[cfg(feature = "testing")]
+    pub fn breaker_holds(&self) -> u64 {
+        self.inner.shared.waits.held()
+    }
+
     /// What was counted so far.
     pub fn counters(&self) -> &Registry {
         &self.inner.counters
@@ -246,12 +260,13 @@ impl Router {
 
     /// What is in each pool right now.
     pub fn pools(&self) -> Vec<PoolGauges> {
-        self.inner
-            .routes
-            .pools()
-            .iter()
-            .map(|pool| pool.gauges())
-            .collect()
+        let after = self.inner.plan().stall_after;
+        let now = tokio::time::Instant::now();
+        let gauges = |pool: &Arc<Pool>| PoolGauges {
+            stalled: pool.stalled_runs(after, now).len(),
+            ..pool.gauges()
+        };
+        self.inner.routes.pools().iter().map(gauges).collect()
     }
 
     /// Which of these messages, by the ids in their bodies, are held here: received and neither
@@ -320,6 +335,12 @@ impl Builder {
         self
     }
 
+    /// What leases go by. Default: the system's clock that goes on in suspend.
+    pub fn lease_clock(mut self, clock: impl LeaseClock) -> Self {
+        self.lease_clock = Arc::new(clock);
+        self
+    }
+
     /// A source under this name; its settings are the plan's of the same name, else the defaults.
     pub fn source<S: Source>(mut self, name: impl Into<Arc<str>>, source: S) -> Self {
         let name = name.into();
@@ -340,7 +361,7 @@ impl Builder {
         let dispatch = self.dispatch.unwrap_or_else(http);
         check_plan(&self.plan)?;
         let router = Router {
-            inner: Inner::new(self.plan, store, dispatch, self.history),
+            inner: Inner::new(self.plan, store, dispatch, self.history, self.lease_clock),
         };
         router.inner.take_up();
         for start in self.sources {
@@ -405,6 +426,7 @@ impl Inner {
         store: Arc<dyn Store>,
         dispatch: Arc<dyn DynDispatch>,
         history: Option<Arc<Recorder>>,
+        lease_clock: Arc<dyn LeaseClock>,
     ) -> Arc<Self> {
         let breaker = plan.breaker.clone();
         let waits = Arc::new(BreakerWaits::new(&breaker));
@@ -437,7 +459,9 @@ impl Inner {
             stop_taking: CancellationToken::new(),
             give_up: CancellationToken::new(),
             receive_bytes: RECEIVE_BYTES,
+            lease_clock,
             shared,
+            alarm: Alarm::default(),
             plan: RwLock::new(Arc::new(plan)),
             permits,
             consumers: Mutex::default(),
@@ -462,6 +486,7 @@ impl Inner {
                 () = stop.cancelled() => {}
             }
         });
+        self.tasks.spawn(Watchdog::new(self.clone()).run());
         for lane in self.store.pauses() {
             if let Some(pool) = self.routes.pool(&lane.pool) {
                 pool.pause(LaneId::of(&lane));
@@ -520,6 +545,17 @@ impl Inner {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    pub(crate) fn running_consumers(&self) -> Vec<Arc<Consumer>> {
+        self.consumers().values().cloned().collect()
+    }
+
+    /// Whether nothing is held, under way or being settled.
+    pub(crate) fn is_empty(&self) -> bool {
+        let settling = |consumer: &Arc<Consumer>| consumer.stage.settling().is_some();
+        self.routes.pools().iter().all(|pool| pool.is_empty())
+            && !self.consumers().values().any(settling)
     }
 
     pub(crate) fn envelope_of(&self, source: &str) -> Envelope {

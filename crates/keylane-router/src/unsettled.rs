@@ -21,16 +21,20 @@ impl Unsettled {
     pub(crate) async fn count(self: &Arc<Self>, most: usize) -> Counted {
         loop {
             let freed = self.freed.notified();
-            let one_more = |count: usize| (count < most).then_some(count + 1);
-            if self
-                .count
-                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more)
-                .is_ok()
-            {
-                return Counted(self.clone());
+            if let Some(counted) = self.try_count(most) {
+                return counted;
             }
             freed.await;
         }
+    }
+
+    /// Counts one more, if fewer than `most` are counted.
+    pub(crate) fn try_count(self: &Arc<Self>, most: usize) -> Option<Counted> {
+        let one_more = |count: usize| (count < most).then_some(count + 1);
+        let counted = self
+            .count
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more);
+        counted.is_ok().then(|| Counted(self.clone()))
     }
 
     /// How many are counted now.

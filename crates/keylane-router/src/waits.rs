@@ -23,6 +23,8 @@ struct State {
     /// and again after this, if nobody took the chance.
     again: Duration,
     waiting: HashMap<Arc<str>, VecDeque<(Weak<Pool>, LaneId)>>,
+    /// How often a lane came to wait: what waiting costs.
+    held: u64,
     /// When origins are to be probed.
     due: HashMap<Arc<str>, Instant>,
 }
@@ -33,6 +35,7 @@ impl BreakerWaits {
             probes: plan.probes.get(),
             again: again(plan),
             waiting: HashMap::new(),
+            held: 0,
             due: HashMap::new(),
         };
         Self {
@@ -46,7 +49,7 @@ impl BreakerWaits {
         let mut state = self.lock();
         state.probes = plan.probes.get();
         state.again = again(plan);
-        let latest = Instant::now() + state.again;
+        let latest = now() + state.again;
         for due in state.due.values_mut() {
             *due = latest.min(*due);
         }
@@ -57,6 +60,7 @@ impl BreakerWaits {
     /// This lane waits for this origin.
     pub(crate) fn add(&self, origin: &Arc<str>, pool: Weak<Pool>, lane: LaneId) {
         let mut state = self.lock();
+        state.held += 1;
         state
             .waiting
             .entry(origin.clone())
@@ -64,10 +68,16 @@ impl BreakerWaits {
             .push_back((pool, lane));
         if !state.due.contains_key(origin) {
             // Whatever happens, somebody looks again.
-            let at = Instant::now() + state.again;
+            let at = now() + state.again;
             state.due.insert(origin.clone(), at);
             self.changed.notify_one();
         }
+    }
+
+    /// How often a lane came to wait.
+    #[cfg(feature = "testing")]
+    pub(crate) fn held(&self) -> u64 {
+        self.lock().held
     }
 
     /// The breaker says something changed.
@@ -91,7 +101,7 @@ impl BreakerWaits {
                 None => changed.await,
                 Some(at) => {
                     if tokio::time::timeout_at(at.into(), changed).await.is_err() {
-                        self.probe_due(Instant::now());
+                        self.probe_due(now());
                     }
                 }
             }
@@ -119,14 +129,15 @@ impl BreakerWaits {
         }
     }
 
-    /// Wakes this many lanes, first come first served; a lane that is gone does not count.
+    /// Wakes this many lanes, first come first served; a lane that is gone, or waits for something
+    /// else by now, does not count.
     fn wake(&self, origin: &Arc<str>, most: usize) {
         let mut woken = 0;
         while woken < most {
             let Some((pool, lane)) = self.pop(origin) else {
                 return;
             };
-            if pool.upgrade().is_some_and(|pool| pool.release(&lane)) {
+            if pool.upgrade().is_some_and(|pool| pool.wake(&lane)) {
                 woken += 1;
             }
         }
@@ -145,6 +156,11 @@ impl BreakerWaits {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Tokio's clock, so that a paused test runtime rules it.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 fn again(plan: &BreakerPlan) -> Duration {

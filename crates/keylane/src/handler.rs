@@ -208,6 +208,11 @@ where
         self.shell.lanes(|lanes| lanes.keys())
     }
 
+    /// How many lanes could start something, were there permits and the rate.
+    pub fn ready(&self) -> usize {
+        self.shell.lanes(|lanes| lanes.ready())
+    }
+
     /// What is going on.
     pub fn stats(&self) -> Stats {
         self.shell.lanes(|lanes| Stats {

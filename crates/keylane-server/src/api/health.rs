@@ -58,8 +58,10 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
 }
 
 fn readiness(known: &[Problem], more: Vec<Value>) -> (StatusCode, Value) {
-    // An order that was broken is shown for ever; to take the program out would mend nothing.
-    let keeps_from_work = |problem: &Problem| problem.trouble != Trouble::Order;
+    // An order that was broken is shown for ever; to take the program out would mend nothing. Nor
+    // for one key, while the others go on.
+    let keeps_from_work =
+        |problem: &Problem| !matches!(problem.trouble, Trouble::Order | Trouble::StalledKey(_));
     let works = more.is_empty() && !known.iter().any(keeps_from_work);
     let problems: Vec<Value> = known.iter().map(told).chain(more).collect();
     let (code, status) = match works {
@@ -78,6 +80,9 @@ fn told(problem: &Problem) -> Value {
         Trouble::Store => json!({"trouble": "store"}),
         Trouble::Source(name) => json!({"trouble": "source", "source": name}),
         Trouble::Order => json!({"trouble": "order"}),
+        Trouble::StalledSource(name) => json!({"trouble": "source stalled", "source": name}),
+        Trouble::StalledPool(name) => json!({"trouble": "pool stalled", "pool": name}),
+        Trouble::StalledKey(name) => json!({"trouble": "key stalled", "pool": name}),
     };
     let mut told = trouble;
     told["detail"] = json!(problem.text);
@@ -108,6 +113,18 @@ mod tests {
         assert_eq!(body["status"], "ready");
         assert_eq!(body["problems"][0]["trouble"], "order");
         assert_eq!(body["problems"][0]["times"], 2);
+    }
+
+    #[test]
+    fn a_stalled_key_is_shown_and_a_stalled_pool_makes_it_not_ready() {
+        let key = problem(Trouble::StalledKey("p".into()));
+        let (status, body) = readiness(std::slice::from_ref(&key), Vec::new());
+        assert_eq!(status, StatusCode::OK);
+        assert_eq!(body["problems"][0]["trouble"], "key stalled");
+        let pool = problem(Trouble::StalledPool("p".into()));
+        let (status, body) = readiness(&[key, pool], Vec::new());
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(body["problems"][1]["pool"], "p");
     }
 
     #[test]

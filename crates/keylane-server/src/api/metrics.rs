@@ -6,6 +6,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::IntoResponse;
+use keylane_router::counters::escape;
+use keylane_router::health::Trouble;
 
 use super::App;
 
@@ -13,6 +15,7 @@ const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let mut text = app.router.counters().render(&app.router.pools());
+    stalls(&mut text, &app);
     queues(&mut text, &app);
     stores(&mut text, &app).await;
     process(&mut text);
@@ -31,6 +34,24 @@ fn queues(text: &mut String, app: &App) {
     for queue in &queues {
         let (name, out) = (&queue.name, queue.out);
         let _ = writeln!(text, "keylane_queue_messages_out{{queue=\"{name}\"}} {out}");
+    }
+}
+
+/// Every source and pool, so that an alert sees the 0 as well.
+fn stalls(text: &mut String, app: &App) {
+    let problems = app.router.problems();
+    let stalled = |trouble| u8::from(problems.iter().any(|problem| problem.trouble == trouble));
+    head(text, "keylane_source_stalled", "gauge", "1 while it is.");
+    for name in app.router.sources() {
+        let value = stalled(Trouble::StalledSource(name.clone()));
+        let name = escape(&name);
+        let _ = writeln!(text, "keylane_source_stalled{{source=\"{name}\"}} {value}");
+    }
+    head(text, "keylane_pool_stalled", "gauge", "1 while it is.");
+    for pool in app.router.pools() {
+        let value = stalled(Trouble::StalledPool(pool.pool.clone()));
+        let name = escape(&pool.pool);
+        let _ = writeln!(text, "keylane_pool_stalled{{pool=\"{name}\"}} {value}");
     }
 }
 

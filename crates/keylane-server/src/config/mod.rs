@@ -146,6 +146,7 @@ fn read_plan(top: &Section<'_>, defaults: &Table, notices: &mut Vec<String>) -> 
     let automatic = cpus::cpus().saturating_mul(NonZeroUsize::new(4).expect("not zero"));
     let max_in_flight = top.get("max_in_flight", parse::zero_is_none);
     let stop_deadline = top.get("stop_deadline", parse::duration);
+    let stall_after = top.get("stall_after", parse::duration);
     let store_budget = top.get("store_budget", parse::size);
     let breaker = read_breaker(top.sub("breaker"));
     let pool = table_at(defaults, "pools", "default");
@@ -154,6 +155,7 @@ fn read_plan(top: &Section<'_>, defaults: &Table, notices: &mut Vec<String>) -> 
     Plan {
         max_in_flight,
         stop_deadline,
+        stall_after,
         store_budget,
         breaker,
         sources: sources::read(top.sub("sources"), source, &pools),

@@ -1,0 +1,222 @@
+//! FC-15, R9: one slow key and one dead origin take nothing from the others, and lanes that wait for
+//! an origin cost nothing. On the paused clock; the target is in this process.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use keylane_router::dispatch::{Attempt, Dispatch};
+use keylane_router::embedded::{Db, Options};
+use keylane_router::message::{BrokerId, Identity, Message};
+use keylane_router::outcome::{Outcome, Reason};
+use keylane_router::plan::{Plan, SourcePlan};
+use keylane_router::store::LaneName;
+use keylane_router::{By, Router};
+
+use tokio::time::Instant;
+
+use super::test_source::{Fed, Feeder, test_source};
+use super::top::{body, quick_plan, until};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const OPEN: Duration = Duration::from_secs(30);
+const PROBES: u64 = 3;
+
+/// Targets by name: `dead` is away, `slow` says 429 for an hour, others take everything.
+#[derive(Clone, Default)]
+struct Targets {
+    calls: Arc<Mutex<HashMap<String, Vec<Instant>>>>,
+}
+
+impl Targets {
+    fn calls(&self, target: &str) -> u64 {
+        self.times(target).len() as u64
+    }
+
+    fn times(&self, target: &str) -> Vec<Instant> {
+        let calls = self.calls.lock().unwrap();
+        calls.get(target).cloned().unwrap_or_default()
+    }
+}
+
+impl Dispatch for Targets {
+    async fn attempt<'a>(&'a self, message: &'a Message, _attempt: &'a Attempt) -> Outcome {
+        let target = message.target.to_string();
+        let mut calls = self.calls.lock().unwrap();
+        calls.entry(target).or_default().push(Instant::now());
+        drop(calls);
+        let reason = |class: &'static str, status, breaker_failure| Reason {
+            class: class.into(),
+            status,
+            breaker_failure,
+            ..Reason::default()
+        };
+        match &*message.target {
+            // Not "failed": that is written to a store, by a thread that knows no paused clock.
+            "http://dead/" => Outcome::Busy {
+                after: None,
+                reason: reason("status-503", Some(503), true),
+            },
+            "http://well/slow" => Outcome::Busy {
+                after: Some(HOUR * 2),
+                reason: reason("status-429", Some(429), false),
+            },
+            _ => Outcome::Delivered,
+        }
+    }
+
+    fn origin(&self, message: &Message) -> Option<Arc<str>> {
+        let host = message.target.trim_start_matches("http://");
+        host.split('/').next().map(Arc::from)
+    }
+}
+
+struct Top {
+    _folder: tempfile::TempDir,
+    router: Router,
+    feeder: Feeder,
+    targets: Targets,
+}
+
+fn plan() -> Plan {
+    let mut plan = quick_plan();
+    plan.stall_after = Duration::ZERO;
+    plan.breaker.failures = 0.5;
+    plan.breaker.window = NonZeroUsize::new(20).unwrap();
+    plan.breaker.open = OPEN;
+    plan.breaker.probes = NonZeroUsize::new(PROBES as usize).unwrap();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.busy_max = HOUR * 2;
+    pool.retry.initial = Duration::from_secs(1);
+    let source = SourcePlan {
+        window: NonZeroUsize::new(1_000_000).unwrap(),
+        ..SourcePlan::custom()
+    };
+    plan.sources.insert("t".into(), source);
+    plan
+}
+
+async fn top() -> Top {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Options::default()).unwrap();
+    let (source, feeder) = test_source("t");
+    let targets = Targets::default();
+    let router = Router::builder()
+        .plan(plan())
+        .store(db.store())
+        .dispatch(targets.clone())
+        .source("t", source)
+        .start()
+        .await
+        .unwrap();
+    Top {
+        _folder: folder,
+        router,
+        feeder,
+        targets,
+    }
+}
+
+fn fed<'a>(id: u64, key: &'a str, target: &str) -> Fed<'a> {
+    Fed {
+        id,
+        key: Some(key),
+        body: body(target, &id.to_string()),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_429_slows_only_its_key() {
+    let top = top().await;
+    top.feeder.feed(vec![fed(1, "slow", "http://well/slow")]);
+    let others = (2..502).map(|id| fed(id, "other", "http://well/"));
+    top.feeder.feed(others.collect());
+    top.feeder.settled(500).await;
+    tokio::time::sleep(HOUR).await;
+    assert_eq!(top.targets.calls("http://well/slow"), 1);
+    assert_eq!(top.targets.calls("http://well/"), 500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hundred_thousand_lanes_of_a_dead_origin_wait_without_being_asked() {
+    const LANES: u64 = 100_000;
+    let top = top().await;
+    let keys: Vec<String> = (0..LANES).map(|key| key.to_string()).collect();
+    let dead = |(id, key): (usize, &'_ String)| Fed {
+        id: id as u64,
+        key: None,
+        body: format!(
+            r#"{{"id":"{id}","mediationTarget":"http://dead/","messageGroupId":"{key}"}}"#
+        ),
+    };
+    top.feeder.feed(keys.iter().enumerate().map(dead).collect());
+    until("all wait", || top.router.breaker_holds() >= LANES - 20).await;
+    let (holds, calls) = (
+        top.router.breaker_holds(),
+        top.targets.calls("http://dead/"),
+    );
+    assert!(
+        holds < LANES + 1000 && calls < 1000,
+        "{holds} holds, {calls} calls"
+    );
+    // The others go on.
+    let well = (0..100).map(|n| fed(LANES + n, "well", "http://well/"));
+    top.feeder.feed(well.collect());
+    top.feeder.settled(100).await;
+    // An hour: a few probes each time, and nobody else is asked.
+    tokio::time::sleep(HOUR).await;
+    let times = HOUR.as_secs() / OPEN.as_secs() + 1;
+    let holds = top.router.breaker_holds() - holds;
+    let calls = top.targets.calls("http://dead/") - calls;
+    // Each probe fails, backs off and is held again.
+    let most = times * PROBES * 2;
+    assert!(calls > times / 4, "nobody probed: {calls} calls");
+    assert!(
+        holds <= most && calls <= most,
+        "{holds} holds, {calls} calls"
+    );
+    assert_eq!(top.router.pools()[0].queued as u64, LANES);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lane_that_no_longer_waits_for_an_origin_is_not_woken_by_it() {
+    let top = top().await;
+    for id in 0..40 {
+        top.feeder
+            .feed(vec![fed(id, &id.to_string(), "http://dead/")]);
+    }
+    until("it is open", || top.router.breaker_holds() >= 10).await;
+    top.feeder.feed(vec![
+        fed(100, "k", "http://dead/"),
+        fed(101, "k", "http://well/slow"),
+    ]);
+    let lane = LaneName {
+        source: "t".into(),
+        pool: "default".into(),
+        key: Some("k".into()),
+    };
+    let identity = Identity {
+        source: "t".into(),
+        id: BrokerId::Sequence(100),
+    };
+    let by = By {
+        who: "test".to_owned(),
+        why: "test".to_owned(),
+    };
+    until("received", || {
+        let counters = top.router.counters().of(&"t".into(), &"default".into());
+        counters.received.get() == 42
+    })
+    .await;
+    top.router.skip(lane, identity, by).await.unwrap();
+    until("called", || top.targets.calls("http://well/slow") >= 1).await;
+    // It is held for two hours each time, whatever happens to the origin it waited for before.
+    tokio::time::sleep(HOUR * 5).await;
+    let times = top.targets.times("http://well/slow");
+    let gaps: Vec<_> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(
+        gaps.len() >= 2 && gaps.iter().all(|gap| *gap >= HOUR * 2),
+        "{gaps:?}"
+    );
+}
