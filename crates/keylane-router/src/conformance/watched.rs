@@ -53,9 +53,11 @@ struct Seen {
 }
 
 impl Seen {
-    /// How many are out and not being settled.
-    fn held(&self) -> usize {
-        self.out.values().filter(|out| !out.settling).count()
+    /// What is out and not being settled. A loan that was not renewed in time is over.
+    fn on_loan(&self, lease: Option<Duration>) -> impl Iterator<Item = &Out> {
+        let lease = lease.unwrap_or(Duration::MAX);
+        let on_loan = move |out: &&Out| !out.settling && out.since.elapsed() < lease;
+        self.out.values().filter(on_loan)
     }
 }
 
@@ -140,7 +142,7 @@ impl Watch {
 
     /// How many are out now.
     pub(super) fn out(&self) -> usize {
-        self.lock().held()
+        self.lock().on_loan(self.features.lease).count()
     }
 
     pub(super) fn received(&self) -> u64 {
@@ -202,9 +204,7 @@ impl Watch {
                 self.record(EventKind::LeaseLost, label.as_ref());
             }
         }
-        let lease = self.features.lease.unwrap_or(Duration::MAX);
-        let on_loan = |out: &&Out| !out.settling && out.since.elapsed() < lease;
-        let out = seen.out.values().filter(on_loan);
+        let out = seen.on_loan(self.features.lease);
         let keys: HashSet<Key> = out.filter_map(|out| out.key.clone()).collect();
         for received in batch {
             self.look_at(&mut seen, received, &keys);
@@ -217,7 +217,8 @@ impl Watch {
             };
             seen.out.insert(received.identity.id.clone(), out);
         }
-        seen.most_out = seen.most_out.max(seen.held());
+        let out = seen.on_loan(self.features.lease).count();
+        seen.most_out = seen.most_out.max(out);
     }
 
     fn look_at<R>(&self, seen: &mut Seen, received: &Received<R>, out: &HashSet<Key>) {

@@ -13,7 +13,7 @@ use keylane_router::lease::LeaseClock;
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::source::{
-    BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError,
+    BatchId, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
 };
 use tokio::sync::Notify;
 
@@ -217,6 +217,7 @@ pub(crate) fn features(lease: Duration) -> Features {
         confirmed_acks: true,
         positions: true,
         keyless_serial: true,
+        several: Several::Nothing,
     }
 }
 
