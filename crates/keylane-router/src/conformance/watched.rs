@@ -62,6 +62,7 @@ impl Seen {
 }
 
 struct Out {
+    label: Option<Arc<str>>,
     key: Option<Key>,
     instance: usize,
     /// When it was received or renewed.
@@ -204,12 +205,16 @@ impl Watch {
                 self.record(EventKind::LeaseLost, label.as_ref());
             }
         }
-        let out = seen.on_loan(self.features.lease);
+        // The broker counts from a little earlier than we do.
+        let lease = self.features.lease.map(|lease| lease / 4 * 3);
+        self.take_over(&mut seen, batch, lease.unwrap_or(Duration::MAX));
+        let out = seen.on_loan(lease);
         let keys: HashSet<Key> = out.filter_map(|out| out.key.clone()).collect();
         for received in batch {
             self.look_at(&mut seen, received, &keys);
             let key = received.key.clone();
             let out = Out {
+                label: label_of(&received.body),
                 key,
                 instance: self.instance,
                 since: Instant::now(),
@@ -219,6 +224,19 @@ impl Watch {
         }
         let out = seen.on_loan(self.features.lease).count();
         seen.most_out = seen.most_out.max(out);
+    }
+
+    /// A key that is handed to this instance is no other's: what another had out of it, and did not
+    /// renew, is on loan no more.
+    fn take_over<R>(&self, seen: &mut Seen, batch: &[Received<R>], lease: Duration) {
+        let keys: HashSet<&Key> = batch.iter().filter_map(|r| r.key.as_ref()).collect();
+        let over = |_: &BrokerId, out: &mut Out| {
+            let taken = out.key.as_ref().is_some_and(|key| keys.contains(key));
+            taken && out.instance != self.instance && out.since.elapsed() >= lease
+        };
+        for (_, out) in seen.out.extract_if(over) {
+            self.record(EventKind::LeaseLost, out.label.as_ref());
+        }
     }
 
     fn look_at<R>(&self, seen: &mut Seen, received: &Received<R>, out: &HashSet<Key>) {
@@ -383,6 +401,23 @@ impl<T: Settler> WatchedSettler<T> {
         self.lost(receipts, results, what);
     }
 
+    /// What was renewed is on loan for another lease from then on.
+    fn renewed(
+        &self,
+        receipts: &[WatchedReceipt<T::Receipt>],
+        results: &[Result<(), SettleError>],
+        at: Instant,
+    ) {
+        let mut seen = self.watch.lock();
+        for (receipt, result) in receipts.iter().zip(results) {
+            let ours = seen.out.get_mut(&receipt.id);
+            let ours = ours.filter(|out| out.instance == self.watch.instance);
+            if let (Some(out), Ok(())) = (ours, result) {
+                out.since = at;
+            }
+        }
+    }
+
     fn lost(
         &self,
         receipts: &[WatchedReceipt<T::Receipt>],
@@ -450,17 +485,11 @@ impl<T: Settler> Settler for WatchedSettler<T> {
     }
 
     async fn renew(&self, receipts: Vec<Self::Receipt>) -> Vec<Result<(), SettleError>> {
-        {
-            let mut seen = self.watch.lock();
-            seen.renewed += receipts.len() as u64;
-            for receipt in &receipts {
-                if let Some(out) = seen.out.get_mut(&receipt.id) {
-                    out.since = Instant::now();
-                }
-            }
-        }
+        self.watch.lock().renewed += receipts.len() as u64;
+        let begun = Instant::now();
         let renewed = self.inner.renew(inner(&receipts));
         let results = meanwhile(renewed, self.watch.step(Step::Renew)).await;
+        self.renewed(&receipts, &results, begun);
         self.lost(&receipts, &results, "a renewal");
         results
     }
