@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use keylane_router::Router;
+
 use super::goals::{Goal, Report, listed, median};
 use super::rig::{Mark, Pace, Rig, until_delivered};
 use super::target::{Setting, Target};
@@ -41,7 +43,8 @@ pub(super) async fn measure(
         for _ in 0..rounds {
             runs.client
                 .push(floor::client(&target.url, CONCURRENCY, ROUND).await?);
-            runs.router.push(run(&rig, ROUND).await?);
+            let router = rig.router(CONCURRENCY, WINDOW).await?;
+            runs.router.push(run(&rig, router, ROUND).await?);
             runs.raw
                 .push(floor::connections(&target.url, CONCURRENCY, ROUND).await?);
         }
@@ -94,8 +97,7 @@ impl Runs {
 }
 
 /// The router for a while, or until the queue is empty.
-async fn run(rig: &Rig, time: Duration) -> Result<Pace> {
-    let router = rig.router(CONCURRENCY, WINDOW).await?;
+pub(super) async fn run(rig: &Rig, router: Router, time: Duration) -> Result<Pace> {
     tokio::time::sleep(WARM_UP).await;
     let begun = Mark::of(&router);
     let left = rig.db.queues().iter().map(|queue| queue.depth).sum::<u64>();

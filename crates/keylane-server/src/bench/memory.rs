@@ -1,5 +1,5 @@
-//! What many waiting keys take in memory, and what a router with nothing to do takes of a
-//! processor.
+//! What many waiting keys take in memory, and what a router takes of a processor with nothing to do,
+//! or with nothing that it may do.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,6 +21,7 @@ pub(super) async fn measure(
     report: &mut Report,
 ) -> Result<()> {
     idle(target, data, report).await?;
+    dead_origin(data, report).await?;
     let mut rig = Rig::new(data, &target.url, KEYS).await?;
     target.begin(Setting {
         delay: Duration::from_secs(3600),
@@ -54,6 +55,36 @@ pub(super) async fn measure(
     router.cut();
     router.stop(Duration::ZERO).await;
     report.order("100 k keys in memory", target.seen()?.violations);
+    rig.close().await;
+    Ok(())
+}
+
+/// A message of each of 100 k keys waits for an origin that does not answer.
+async fn dead_origin(data: &Path, report: &mut Report) -> Result<()> {
+    // A port that was free a moment ago: nobody answers there.
+    let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let url = format!("http://{free}/");
+    let mut rig = Rig::new(data, &url, KEYS).await?;
+    rig.put((0..KEYS).collect()).await?;
+    let router = rig.router(64, 2 * KEYS).await?;
+    while router.pools().iter().map(|pool| pool.queued).sum::<usize>() < KEYS {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let before = machine::cpu();
+    tokio::time::sleep(IDLE).await;
+    let part = (machine::cpu() - before).as_secs_f64() / IDLE.as_secs_f64();
+    let note = format!("over {} s, all lanes held", IDLE.as_secs());
+    let most = Goal::AtMost(0.5);
+    report.goal(
+        "100 k lanes of a dead origin",
+        part * 100.0,
+        "% CPU",
+        most,
+        note,
+    );
+    router.cut();
+    router.stop(Duration::ZERO).await;
     rig.close().await;
     Ok(())
 }

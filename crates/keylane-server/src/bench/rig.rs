@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use keylane_router::Router;
 use keylane_router::dispatch::HttpDispatch;
-use keylane_router::embedded::{Db, NewMessage, Options};
+use keylane_router::embedded::{Db, EmbeddedSource, NewMessage, Options};
 use keylane_router::message::Key;
 use keylane_router::plan::{Keyless, Plan, PoolPlan, SourcePlan};
+use keylane_router::source::{Features, Received, Room, Source, SourceError};
 
 use super::{Result, machine};
 
@@ -115,6 +116,17 @@ impl Rig {
 
     /// A router with one pool that makes so many attempts at a time.
     pub(super) async fn router(&self, concurrency: usize, window: usize) -> Result<Router> {
+        self.router_with(concurrency, window, |_| {}, |_| {}).await
+    }
+
+    /// As [`Self::router`], with another plan, on a queue that says something else of itself.
+    pub(super) async fn router_with(
+        &self,
+        concurrency: usize,
+        window: usize,
+        change: impl FnOnce(&mut Plan),
+        features: impl FnOnce(&mut Features),
+    ) -> Result<Router> {
         let pool = PoolPlan {
             concurrency: NonZeroUsize::new(concurrency),
             ..PoolPlan::default()
@@ -126,7 +138,14 @@ impl Rig {
         let mut plan = Plan::default();
         plan.pools.insert("default".into(), pool);
         plan.sources.insert(QUEUE.into(), source_plan);
+        change(&mut plan);
         let source = self.db.source(QUEUE, QUEUE, Keyless::Serial).await?;
+        let mut featured = source.features();
+        features(&mut featured);
+        let source = Featured {
+            source,
+            features: featured,
+        };
         let router = Router::builder()
             .plan(plan)
             .store(self.db.store())
@@ -137,6 +156,36 @@ impl Rig {
 
     pub(super) async fn close(self) {
         self.db.close().await;
+    }
+}
+
+/// The queue, saying something else of itself.
+struct Featured {
+    source: EmbeddedSource,
+    features: Features,
+}
+
+impl Source for Featured {
+    type Receipt = <EmbeddedSource as Source>::Receipt;
+    type Settler = <EmbeddedSource as Source>::Settler;
+
+    fn features(&self) -> Features {
+        self.features.clone()
+    }
+
+    async fn receive(
+        &mut self,
+        room: Room,
+    ) -> std::result::Result<Vec<Received<Self::Receipt>>, SourceError> {
+        self.source.receive(room).await
+    }
+
+    fn settler(&self) -> Self::Settler {
+        self.source.settler()
+    }
+
+    async fn close(self) {
+        self.source.close().await;
     }
 }
 
