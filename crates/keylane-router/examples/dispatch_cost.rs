@@ -295,5 +295,6 @@ fn attempt() -> Attempt {
         timeout: pool.timeout,
         targets: Arc::new(Targets::Any),
         secrets: Secrets::default(),
+        lease: None,
     }
 }

@@ -2,7 +2,7 @@
 //! the source, in order and in batches.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
@@ -15,12 +15,14 @@ use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
 use crate::health::Trouble;
 use crate::jitter;
 use crate::lane::{LaneId, any_source};
+use crate::lease::{Book, Lease, Lost, Terms};
 use crate::message::{BrokerId, Message};
 use crate::parse::{self, Malformed};
 use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
 use crate::pool::Pool;
+use crate::renew::{Due, Leases, Renewals};
 use crate::router::Inner;
-use crate::source::{Features, Received, Room, SettleError, Settler, Source};
+use crate::source::{Features, Received, Room, SettleError, Settler, Source, SourceError};
 use crate::unsettled::Counted;
 
 /// The most settlements sent to a source at once.
@@ -29,6 +31,8 @@ const SETTLE_BATCH: usize = 1024;
 const REMEMBERED: usize = 10_000;
 /// Where little of the window is free, this long is waited for more.
 const MOMENT: Duration = Duration::from_millis(2);
+/// How often a source that lends for a time is looked at in the length of a lease.
+const LOOKS: u32 = 8;
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
 
@@ -75,6 +79,15 @@ pub(crate) fn start<S: Source>(
     let (to_settle, settlements) = mpsc::unbounded_channel();
     let held = Arc::new(Held::default());
     let stop = router.stop_taking.child_token();
+    let terms = features.lease.map(|length| {
+        let book: Weak<dyn Book> = Arc::downgrade(&held) as Weak<Held<S::Receipt>>;
+        Arc::new(Terms {
+            clock: router.lease_clock.clone(),
+            length,
+            book,
+            stop: stop.clone(),
+        })
+    });
     let tasks = TaskTracker::new();
     let settle = Settle {
         name: name.clone(),
@@ -83,13 +96,33 @@ pub(crate) fn start<S: Source>(
         remember: !features.confirmed_acks,
         router: router.clone(),
     };
-    let settled = tasks.spawn(settle.run(settlements));
+    let renewals = terms.clone().map(|terms| Renewals {
+        name: name.clone(),
+        settler: source.settler(),
+        held: held.clone(),
+        terms,
+        router: router.clone(),
+    });
+    let settled = tasks.spawn(async move {
+        let renew = async {
+            match renewals {
+                Some(renewals) => renewals.run().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = settle.run(settlements) => {}
+            () = renew => {}
+        }
+    });
     let consume = Consume {
         name: name.clone(),
+        settler: source.settler(),
         source,
         plan: plan.clone(),
         features: features.clone(),
         scale,
+        terms,
         held: held.clone(),
         to_settle,
         router,
@@ -119,6 +152,8 @@ pub(crate) fn start<S: Source>(
 struct Held<R> {
     table: Mutex<HashMap<BrokerId, Entry<R>>>,
     changed: Notify,
+    /// Something is out, where nothing was; only told where leases are renewed.
+    first: Notify,
     /// Acked lately, where an ack may be lost on its way without anybody knowing.
     acked: Mutex<Recent>,
 }
@@ -161,6 +196,9 @@ struct Entry<R> {
     message: Arc<str>,
     /// The newest one: a message that comes again while it is here is settled with that.
     receipt: R,
+    /// How often it came: what was asked about an older receipt says nothing of the newest.
+    came: u64,
+    lease: Option<Arc<Lease>>,
     counters: Arc<Counters>,
 }
 
@@ -169,6 +207,7 @@ impl<R> Default for Held<R> {
         Self {
             table: Mutex::default(),
             changed: Notify::new(),
+            first: Notify::new(),
             acked: Mutex::default(),
         }
     }
@@ -207,12 +246,33 @@ impl<R: Clone> Held<R> {
         }
     }
 
-    /// Notes the newest receipt of a message that is here already.
-    fn comes_again(&self, id: &BrokerId, receipt: &R) -> Option<Arc<Counters>> {
+    /// Notes the newest receipts of those messages that are here already, all at one moment:
+    /// where the first of a lane is known, so is everything behind it. Answers which are.
+    fn come_again(&self, batch: &[Received<R>], lent: Duration) -> Vec<bool> {
         let mut table = self.lock();
-        let entry = table.get_mut(id)?;
-        entry.receipt = receipt.clone();
-        Some(entry.counters.clone())
+        let mut known = |received: &Received<R>| {
+            let Some(entry) = table.get_mut(&received.identity.id) else {
+                return false;
+            };
+            entry.receipt = received.receipt.clone();
+            entry.came += 1;
+            if let Some(lease) = &entry.lease {
+                lease.begin(lent);
+            }
+            entry.counters.redelivered.one();
+            true
+        };
+        batch.iter().map(&mut known).collect()
+    }
+
+    fn insert(&self, id: BrokerId, entry: Entry<R>) {
+        let mut table = self.lock();
+        let first = table.is_empty() && entry.lease.is_some();
+        table.insert(id, entry);
+        drop(table);
+        if first {
+            self.first.notify_one();
+        }
     }
 
     /// Whether this was acked before: then it was delivered, and only the ack was lost.
@@ -221,19 +281,34 @@ impl<R: Clone> Held<R> {
         acked.known.contains(id)
     }
 
-    fn remember_acked(&self, ids: &[BrokerId]) {
+    fn remember_acked<'a>(&self, ids: impl IntoIterator<Item = &'a BrokerId>) {
         let mut acked = self.acked.lock().unwrap_or_else(PoisonError::into_inner);
         for id in ids {
             acked.add(id.clone());
         }
     }
 
-    fn receipts(&self, ids: &[BrokerId]) -> Vec<(BrokerId, R)> {
+    /// The receipts of those that may still be settled; what lost its lease is not among them.
+    fn receipts(&self, ids: &[BrokerId]) -> Vec<(Sent, R)> {
         let table = self.lock();
-        let known = ids
-            .iter()
-            .filter_map(|id| Some((id.clone(), table.get(id)?.receipt.clone())));
+        let known = ids.iter().filter_map(|id| {
+            let entry = table.get(id)?;
+            let holds = entry.lease.as_ref().is_none_or(|lease| lease.holds());
+            let sent = Sent {
+                id: id.clone(),
+                came: entry.came,
+            };
+            holds.then(|| (sent, entry.receipt.clone()))
+        });
         known.collect()
+    }
+
+    /// Whether it came again since this was sent.
+    fn came_since(&self, sent: &Sent) -> bool {
+        let table = self.lock();
+        table
+            .get(&sent.id)
+            .is_some_and(|entry| entry.came > sent.came)
     }
 
     fn forget<'a>(&self, ids: impl IntoIterator<Item = &'a BrokerId>) {
@@ -246,6 +321,68 @@ impl<R: Clone> Held<R> {
     }
 }
 
+/// A settlement on its way: whose, and which of its receipts went with it.
+struct Sent {
+    id: BrokerId,
+    came: u64,
+}
+
+impl<R: Clone + Send> Book for Held<R> {
+    fn forget_lost(&self, messages: &[Lost<'_>]) -> Vec<bool> {
+        let mut table = self.lock();
+        let mut forget = |lost: &Lost<'_>| {
+            let lease = table.get(lost.id).and_then(|entry| entry.lease.as_ref());
+            if lease.is_some_and(|lease| lease.holds()) {
+                return false;
+            }
+            if lost.delivered {
+                self.remember_acked([lost.id]);
+            }
+            table.remove(lost.id);
+            true
+        };
+        let forgotten = messages.iter().map(&mut forget).collect();
+        drop(table);
+        self.changed.notify_waiters();
+        forgotten
+    }
+}
+
+impl<R: Clone + Send + Sync + 'static> Leases<R> for Held<R> {
+    async fn some(&self) {
+        loop {
+            let first = self.first.notified();
+            if !self.lock().is_empty() {
+                return;
+            }
+            first.await;
+        }
+    }
+
+    // Not by an index: what is out is no more than a window, and it is looked at a few times in
+    // the length of a lease.
+    fn look(&self, mut at: impl FnMut(&Arc<Lease>, &dyn Fn() -> Due<R>)) {
+        for (id, entry) in &*self.lock() {
+            let Some(lease) = &entry.lease else { continue };
+            at(lease, &|| Due {
+                id: id.clone(),
+                came: entry.came,
+                receipt: entry.receipt.clone(),
+            });
+        }
+    }
+
+    fn renewed(&self, due: &Due<R>, with: impl FnOnce(&Arc<Lease>)) {
+        let table = self.lock();
+        if let Some(entry) = table.get(&due.id)
+            && entry.came == due.came
+            && let Some(lease) = &entry.lease
+        {
+            with(lease);
+        }
+    }
+}
+
 /// The receiving side of one source.
 struct Consume<S: Source> {
     name: Arc<str>,
@@ -253,6 +390,9 @@ struct Consume<S: Source> {
     plan: SourcePlan,
     features: Features,
     scale: Option<Scale>,
+    /// Where the source lends for a time.
+    terms: Option<Arc<Terms>>,
+    settler: S::Settler,
     held: Arc<Held<S::Receipt>>,
     to_settle: mpsc::UnboundedSender<Settled<BrokerId>>,
     router: Arc<Inner>,
@@ -280,13 +420,14 @@ impl<S: Source> Consume<S> {
             let received = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                received = self.source.receive(room) => received,
+                received = receive(&mut self.source, room, self.terms.as_deref()) => received,
             };
             match received {
-                Ok(batch) => {
+                Ok((batch, lent)) => {
                     back_off = FIRST_BACK_OFF;
                     self.router.health.well(Trouble::Source(self.name.clone()));
-                    self.take_batch(batch).await;
+                    let (batch, lent) = self.still_lent(batch, lent).await;
+                    self.take_batch(batch, lent).await;
                 }
                 Err(error) => {
                     let trouble = Trouble::Source(self.name.clone());
@@ -302,31 +443,66 @@ impl<S: Source> Consume<S> {
         self.source
     }
 
+    /// What may have been lent long ago, before this process was stopped, is renewed before
+    /// anything is done with it. Where that fails nothing is taken from there on: it comes again.
+    async fn still_lent(
+        &mut self,
+        mut batch: Vec<Received<S::Receipt>>,
+        lent: Duration,
+    ) -> (Vec<Received<S::Receipt>>, Duration) {
+        let Some(terms) = &self.terms else {
+            return (batch, lent);
+        };
+        let began = terms.clock.now();
+        if began.saturating_sub(lent) < terms.length / 2 {
+            return (batch, lent);
+        }
+        let receipts: Vec<_> = batch.iter().map(|one| one.receipt.clone()).collect();
+        let patience = terms.length / 4;
+        let renewed = tokio::time::timeout(patience, self.settler.renew(receipts)).await;
+        let results = renewed.unwrap_or_default();
+        let ours = results.iter().take_while(|result| result.is_ok()).count();
+        if ours < batch.len() {
+            let source = &*self.name;
+            let late = batch.len() - ours;
+            tracing::warn!(source, "{late} came too late: their leases are over");
+            let back = batch.split_off(ours).into_iter().zip(&results[ours..]);
+            let back = back.filter(|(_, result)| result.is_ok());
+            let back = back.map(|(received, _)| received.receipt).collect();
+            // What does not go back now does so when its lease ends.
+            let _ = self.settler.give_back(back, Duration::ZERO).await;
+        }
+        (batch, began)
+    }
+
     /// Puts a batch into its lanes, in order. What has no room goes back, with everything of its
     /// lane that comes behind it.
-    async fn take_batch(&mut self, batch: Vec<Received<S::Receipt>>) {
+    async fn take_batch(&mut self, batch: Vec<Received<S::Receipt>>, lent: Duration) {
         let mut refused = HashSet::new();
-        for received in batch {
-            if let Some(counters) = self
-                .held
-                .comes_again(&received.identity.id, &received.receipt)
-            {
-                counters.redelivered.one();
+        let known = self.held.come_again(&batch, lent);
+        for (received, known) in batch.into_iter().zip(known) {
+            // A batch may have the same message twice.
+            if known || self.held.come_again(std::slice::from_ref(&received), lent)[0] {
                 continue;
             }
             let acked = self.held.was_acked(&received.identity.id);
-            let (pool, delivery) = self.delivery(received);
+            let (pool, delivery) = self.delivery(received, lent);
             if acked {
                 delivery.counters.redelivered.one();
                 delivery.settle(Settlement::Ack);
                 continue;
             }
+            delivery.counters.received.one();
             self.put(pool, delivery, &mut refused).await;
         }
     }
 
     /// A received message as a delivery, and the pool it goes to.
-    fn delivery(&mut self, received: Received<S::Receipt>) -> (Arc<Pool>, Box<Delivery>) {
+    fn delivery(
+        &mut self,
+        received: Received<S::Receipt>,
+        lent: Duration,
+    ) -> (Arc<Pool>, Box<Delivery>) {
         let parsed = parse::parse(&self.plan.envelope, &received);
         let (mut message, fate) = match parsed {
             Ok(message) => (message, Fate::Attempt),
@@ -338,21 +514,24 @@ impl<S: Source> Consume<S> {
             self.target = message.target.clone();
         }
         let key = message.key.clone();
-        let lane_of = |plan: &PoolPlan| self.lane(plan, key.as_ref(), &received.identity.id);
+        let lane_of = |scope| self.lane(scope, key.as_ref(), &received.identity.id);
         let code = message.pool.as_ref();
         let (pool, lane) = self
             .router
             .routes
             .route(code, lane_of, &self.router.counters);
         let counters = self.counters_of(&pool);
-        counters.received.one();
         let receipt = received.receipt.clone();
+        let terms = self.terms.clone();
+        let lease = terms.map(|terms| Lease::new(terms, lent));
         let entry = Entry {
             message: message.id.clone(),
             receipt,
+            came: 0,
+            lease: lease.clone(),
             counters: counters.clone(),
         };
-        self.held.lock().insert(received.identity.id.clone(), entry);
+        self.held.insert(received.identity.id.clone(), entry);
         let stay = self.router.store.stay(&received.identity);
         let loan = Loan {
             identity: received.identity,
@@ -362,6 +541,7 @@ impl<S: Source> Consume<S> {
             body: received.body,
             headers: received.headers,
             lender: Lender::Source(self.to_settle.clone()),
+            lease,
         };
         let mut delivery = Box::new(Delivery::new(loan, message, lane, stay, counters));
         delivery.origin = self.router.dispatch.origin_of(&delivery.message);
@@ -369,8 +549,8 @@ impl<S: Source> Consume<S> {
         (pool, delivery)
     }
 
-    fn lane(&self, plan: &PoolPlan, key: Option<&crate::message::Key>, id: &BrokerId) -> LaneId {
-        let source = match plan.lane_scope {
+    fn lane(&self, scope: LaneScope, key: Option<&crate::message::Key>, id: &BrokerId) -> LaneId {
+        let source = match scope {
             LaneScope::Source => self.name.clone(),
             LaneScope::Pool => any_source(),
         };
@@ -418,6 +598,9 @@ impl<S: Source> Consume<S> {
         let held = self.held.clone();
         loop {
             let changed = held.changed.notified();
+            if let Some(lease) = &delivery.lease {
+                lease.put(&pool, &delivery.lane);
+            }
             delivery = match pool.push(delivery.lane.clone(), delivery) {
                 Ok(()) => return,
                 Err(delivery) => delivery,
@@ -442,7 +625,7 @@ impl<S: Source> Consume<S> {
         }
         let key = delivery.message.key.clone();
         let id = delivery.identity.id.clone();
-        let lane_of = |plan: &PoolPlan| self.lane(plan, key.as_ref(), &id);
+        let lane_of = |scope| self.lane(scope, key.as_ref(), &id);
         let code = delivery.message.pool.as_ref();
         let (pool, lane) = self
             .router
@@ -459,6 +642,31 @@ impl<S: Source> Consume<S> {
             Overflow::Wait
         };
         pool.plan().overflow.unwrap_or(default)
+    }
+}
+
+/// Receives a batch; answers also since when it is lent, at the earliest.
+///
+/// A process that was stopped may find messages that came long ago. So the source is looked at
+/// also while it has nothing, and what it hands out counts from the look before the last: by the
+/// last one it may have been on its way through the adapter.
+async fn receive<S: Source>(
+    source: &mut S,
+    room: Room,
+    terms: Option<&Terms>,
+) -> Result<(Vec<Received<S::Receipt>>, Duration), SourceError> {
+    let Some(terms) = terms else {
+        return Ok((source.receive(room).await?, Duration::ZERO));
+    };
+    let mut receiving = std::pin::pin!(source.receive(room));
+    let mut lent = terms.clock.now();
+    loop {
+        let looked = terms.clock.now();
+        tokio::select! {
+            biased;
+            received = &mut receiving => return Ok((received?, lent)),
+            () = tokio::time::sleep(terms.length / LOOKS) => lent = looked,
+        }
     }
 }
 
@@ -530,16 +738,16 @@ impl<T: Settler> Settle<T> {
     async fn settle(&self, settlement: &Settlement, mut ids: Vec<BrokerId>) {
         let mut back_off = FIRST_BACK_OFF;
         loop {
-            let (ids_now, receipts): (Vec<_>, Vec<_>) =
-                self.held.receipts(&ids).into_iter().unzip();
+            let (sent, receipts): (Vec<_>, Vec<_>) = self.held.receipts(&ids).into_iter().unzip();
+            self.too_late(settlement, &ids, &sent);
             let results = match settlement {
                 Settlement::Ack => self.settler.ack(receipts).await,
                 Settlement::Return { delay } => self.settler.give_back(receipts, *delay).await,
             };
             if self.remember && *settlement == Settlement::Ack {
-                self.held.remember_acked(&ids_now);
+                self.held.remember_acked(sent.iter().map(|sent| &sent.id));
             }
-            ids = self.results(ids_now, results);
+            ids = self.results(settlement, sent, results);
             if ids.is_empty() {
                 return;
             }
@@ -552,24 +760,56 @@ impl<T: Settler> Settle<T> {
         }
     }
 
+    /// What lost its lease on the way here is not settled: it comes again.
+    fn too_late(&self, settlement: &Settlement, ids: &[BrokerId], sent: &[Sent]) {
+        if sent.len() == ids.len() {
+            return;
+        }
+        let sent: HashSet<&BrokerId> = sent.iter().map(|sent| &sent.id).collect();
+        let late = ids.iter().filter(|id| !sent.contains(id));
+        for id in late {
+            self.late(settlement, id, "it ended before this could be settled");
+            self.held.forget([id]);
+        }
+    }
+
+    /// It is resolved as far as we go, and the source does not know.
+    fn late(&self, settlement: &Settlement, id: &BrokerId, text: &str) {
+        tracing::warn!(source = &*self.name, %id, "a lease was lost: {text}");
+        if let Some(entry) = self.held.lock().get(id) {
+            entry.counters.late_settlements.one();
+        }
+        if *settlement == Settlement::Ack {
+            self.held.remember_acked([id]);
+        }
+    }
+
     /// Forgets what is settled (or no longer ours); answers what is to be tried again.
-    fn results(&self, ids: Vec<BrokerId>, results: Vec<Result<(), SettleError>>) -> Vec<BrokerId> {
+    fn results(
+        &self,
+        settlement: &Settlement,
+        sent: Vec<Sent>,
+        results: Vec<Result<(), SettleError>>,
+    ) -> Vec<BrokerId> {
         let mut again = Vec::new();
         let mut over = Vec::new();
         let trouble = Trouble::Source(self.name.clone());
-        for (id, result) in ids.into_iter().zip(results) {
+        for (sent, result) in sent.into_iter().zip(results) {
             match result {
-                Ok(()) => over.push(id),
+                // The older loan went back, the newer one is still out.
+                Ok(()) if *settlement != Settlement::Ack && self.held.came_since(&sent) => {
+                    again.push(sent.id);
+                }
+                Ok(()) => over.push(sent.id),
                 Err(SettleError::Again(text)) => {
                     self.router.health.trouble(trouble.clone(), text);
-                    again.push(id);
+                    again.push(sent.id);
                 }
+                // It was received again meanwhile: that receipt is good.
+                Err(SettleError::Lost(_)) if self.held.came_since(&sent) => again.push(sent.id),
                 Err(SettleError::Lost(text)) => {
-                    tracing::warn!(source = &*self.name, %id, "a lease was lost: {text}");
-                    if let Some(entry) = self.held.lock().get(&id) {
-                        entry.counters.lost_leases.one();
-                    }
-                    over.push(id);
+                    self.late(settlement, &sent.id, &text);
+                    over.push(sent.id);
                 }
             }
         }

@@ -71,6 +71,8 @@ pub struct Counters {
     pub parked: Counter,
     pub returned: Counter,
     pub lost_leases: Counter,
+    /// Acks and returns that came after the lease had ended: their messages come again.
+    pub late_settlements: Counter,
     pub attempts_delivered: Counter,
     pub attempts_not_yet: Counter,
     pub attempts_busy: Counter,
@@ -201,6 +203,12 @@ impl Registry {
         );
         for (labels, counters) in &all {
             histogram(&mut out, "wait_seconds", labels, &counters.wait_seconds);
+        }
+        let name = "late_settlements_total";
+        let help = "Acks and returns that came after their lease had ended.";
+        series(&mut out, name, help, "counter");
+        for (labels, counters) in &all {
+            line(&mut out, name, labels, "", counters.late_settlements.get());
         }
         render_violations(&mut out, &all);
         series(

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::audit::Scale;
 use crate::counters::Counters;
 use crate::lane::LaneId;
+use crate::lease::Lease;
 use crate::message::{BrokerId, Identity, Message};
 use crate::source::BatchId;
 use crate::store::{LaneName, Stay, Stored};
@@ -32,6 +33,8 @@ pub(crate) enum Settlement {
 pub(crate) enum Fate {
     /// Call the target.
     Attempt,
+    /// Its target has it, but the lease was lost meanwhile: ack it should it come again.
+    Delivered,
     /// Store it as a dead letter.
     DeadLetter {
         /// A short class.
@@ -88,6 +91,8 @@ pub(crate) struct Delivery {
     pub(crate) fate: Fate,
     pub(crate) lane: LaneId,
     pub(crate) counters: Arc<Counters>,
+    /// Until when it may be acted on, where its source lends for a time.
+    pub(crate) lease: Option<Arc<Lease>>,
     /// While an attempt is under way, and from then on if it was the last.
     pub(crate) counted: Option<Counted>,
     lender: Option<Lender>,
@@ -103,6 +108,7 @@ pub(crate) struct Loan {
     pub(crate) body: Bytes,
     pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
     pub(crate) lender: Lender,
+    pub(crate) lease: Option<Arc<Lease>>,
 }
 
 impl Delivery {
@@ -129,6 +135,7 @@ impl Delivery {
             fate: Fate::Attempt,
             lane,
             counters,
+            lease: loan.lease,
             counted: None,
             lender: Some(loan.lender),
         }
@@ -145,6 +152,24 @@ impl Delivery {
             Some(Lender::Row(_, row)) => Some(row),
             _ => None,
         }
+    }
+
+    /// Whether its lease is over, so that nothing may be done with it.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| !lease.holds())
+    }
+
+    /// Whether its source takes no more, and wants everything back.
+    pub(crate) fn source_stops(&self) -> bool {
+        self.lease
+            .as_ref()
+            .is_some_and(|lease| lease.source_stops())
+    }
+
+    /// The loan is over, and its source knows nothing of this delivery any more.
+    pub(crate) fn lost(mut self) {
+        self.counters.lost_leases.one();
+        self.lender = None;
     }
 
     /// Ends the loan.

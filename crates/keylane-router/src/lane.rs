@@ -28,6 +28,11 @@ impl LaneId {
         }
     }
 
+    /// Whether lanes of this name are shared by sources.
+    pub(crate) fn is_shared(name: &LaneName) -> bool {
+        &*name.source == ANY_SOURCE
+    }
+
     pub(crate) fn key(&self) -> Option<&Key> {
         match self {
             Self::Key { key, .. } => Some(key),

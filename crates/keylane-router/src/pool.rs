@@ -1,8 +1,9 @@
 //! A pool: its limits, its lanes, and what happens when the turn of a message comes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
@@ -21,12 +22,15 @@ use crate::dispatch::{Attempt, DynDispatch};
 use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
 use crate::lane::LaneId;
+use crate::lease::Lost;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
-use crate::plan::{Cascade, KeyPlan, PoolPlan, Rate, Targets};
+use crate::plan::{Cascade, KeyPlan, LaneScope, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
 use crate::route::DEFAULT;
-use crate::store::{AuditEntry, DeadLetter, FailedAttempt, LaneName, Stay, Store, StoreError};
+use crate::store::{
+    AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
+};
 use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 
@@ -95,6 +99,29 @@ pub(crate) struct Pool {
     unsettled: Arc<Unsettled>,
     /// Held by whoever puts something into a lane.
     pushing: Mutex<()>,
+    losses: Arc<Losses>,
+    /// Its lanes were not always of the scope they are now: keys may be in lanes of the other.
+    scope_changed: AtomicBool,
+}
+
+/// Lanes that are flushed because their front lost its lease, and for no other reason. Written
+/// together with the wish for the flush, read when it happens.
+#[derive(Default)]
+struct Losses {
+    lanes: Mutex<HashSet<LaneId>>,
+    /// The pool drains: every flush is for giving back. Written before the drain begins.
+    drains: AtomicBool,
+}
+
+impl Losses {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<LaneId>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, lane: &LaneId) -> bool {
+        let mut lanes = self.lock();
+        !lanes.is_empty() && lanes.remove(lane) && !self.drains.load(Ordering::SeqCst)
+    }
 }
 
 impl Pool {
@@ -106,9 +133,16 @@ impl Pool {
     ) -> Arc<Self> {
         let limits = limits_of(&plan);
         let targets = Arc::new(plan.targets.clone());
+        // Keys may have been parked before the last start, under another plan.
+        let shared_lanes = plan.lane_scope == LaneScope::Pool;
+        let other_scope = |parked: &ParkedLane| {
+            parked.lane.pool == name && LaneId::is_shared(&parked.lane) != shared_lanes
+        };
+        let scope_changed = shared.store.parked().iter().any(other_scope);
         let plan = Arc::new(RwLock::new(Arc::new(plan)));
         let pool = Arc::new(OnceLock::new());
         let unsettled = Arc::new(Unsettled::default());
+        let losses = Arc::new(Losses::default());
         let attempts = Attempts {
             name: name.clone(),
             plan: plan.clone(),
@@ -116,6 +150,7 @@ impl Pool {
             shared,
             pool: pool.clone(),
             unsettled: unsettled.clone(),
+            losses: losses.clone(),
         };
         let (by_concurrency, by_rate) = (plan.clone(), plan.clone());
         let mut builder = Executor::<LaneId>::builder()
@@ -133,6 +168,8 @@ impl Pool {
             executor,
             unsettled,
             pushing: Mutex::default(),
+            losses,
+            scope_changed: AtomicBool::new(scope_changed),
         });
         let _ = pool.set(Arc::downgrade(&made));
         made
@@ -143,9 +180,18 @@ impl Pool {
         current(&self.plan)
     }
 
+    /// Whether keys may be in lanes of another scope than the plan's.
+    pub(crate) fn scope_changed(&self) -> bool {
+        self.scope_changed.load(Ordering::SeqCst)
+    }
+
     /// Puts another plan in force: same lanes, new limits, at once.
     pub(crate) fn set_plan(&self, plan: PoolPlan) {
         let limits = limits_of(&plan);
+        if plan.lane_scope != self.plan().lane_scope {
+            // Before the plan is in force: who sees the new scope looks for the old one too.
+            self.scope_changed.store(true, Ordering::SeqCst);
+        }
         *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
         self.executor
             .set_limits(limits)
@@ -184,8 +230,23 @@ impl Pool {
         self.executor.release(lane)
     }
 
+    /// Everything in the lane goes back, or where the fate of its front says.
     pub(crate) fn flush(&self, lane: &LaneId) -> bool {
+        let mut losses = self.losses.lock();
+        losses.remove(lane);
         self.executor.flush(lane)
+    }
+
+    /// If the front of the lane lost its lease, it goes, with everything behind it. A front that
+    /// runs is looked at when its attempt has ended.
+    pub(crate) fn take_out_lost(&self, lane: &LaneId) {
+        let mut losses = self.losses.lock();
+        let lost = self.executor.inspect(lane, |stats, jobs| {
+            stats.running == 0 && jobs.next().is_some_and(|front| front.is_lost())
+        });
+        if lost == Some(true) && self.executor.flush(lane) {
+            losses.insert(lane.clone());
+        }
     }
 
     pub(crate) fn pause(&self, lane: LaneId) {
@@ -198,7 +259,7 @@ impl Pool {
 
     pub(crate) fn take_head(&self, lane: &LaneId, identity: &Identity) -> Option<Box<Delivery>> {
         self.executor
-            .take_head(lane, |delivery| delivery.identity == *identity)
+            .take_head(lane, |head| head.identity == *identity && !head.is_lost())
     }
 
     /// The identities that wait in a lane, oldest first, and how the lane is.
@@ -238,6 +299,7 @@ impl Pool {
     /// Starts nothing more and gives everything back that does not run; `false` when something
     /// still runs at the deadline.
     pub(crate) async fn drain(&self, deadline: Duration) -> bool {
+        self.losses.drains.store(true, Ordering::SeqCst);
         self.executor.drain(deadline).await
     }
 }
@@ -343,13 +405,14 @@ pub(crate) struct Attempts {
     shared: Arc<Shared>,
     pool: Arc<OnceLock<Weak<Pool>>>,
     unsettled: Arc<Unsettled>,
+    losses: Arc<Losses>,
 }
 
 type Job = Box<Delivery>;
 
 impl Handler<LaneId, Job> for Attempts {
     fn gate(&self, delivery: &Job) -> Gate {
-        if delivery.fate != Fate::Attempt || self.breaker_allows(delivery) {
+        if delivery.fate != Fate::Attempt || delivery.is_lost() || self.breaker_allows(delivery) {
             return Gate::Go;
         }
         Gate::UntilReleased
@@ -357,6 +420,9 @@ impl Handler<LaneId, Job> for Attempts {
 
     async fn handle(&self, mut delivery: Job, slot: usize) -> Reply<Job> {
         let lane = delivery.lane.clone();
+        if delivery.is_lost() {
+            return self.lost_turn(delivery);
+        }
         if let Some(until) = delivery.not_before.take().filter(|at| *at > Instant::now()) {
             return hold(delivery, until);
         }
@@ -368,6 +434,7 @@ impl Handler<LaneId, Job> for Attempts {
                 let span = self.span(&delivery, slot);
                 self.attempt(delivery, lane, slot).instrument(span).await
             }
+            Fate::Delivered => self.delivered(delivery).await,
             Fate::DeadLetter { reason, text } => {
                 self.dead_letter(delivery, lane, reason, text).await
             }
@@ -378,14 +445,19 @@ impl Handler<LaneId, Job> for Attempts {
     }
 
     async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
-        let Some(head) = jobs.first() else {
-            return jobs;
+        let only_for_lost = self.losses.take(&lane);
+        let (jobs, lost) = split_lost(jobs);
+        let keep = match jobs.first().map(|head| &head.job) {
+            None => jobs,
+            Some(head) if only_for_lost && !head.source_stops() => jobs,
+            Some(head) => match head.fate.clone() {
+                Fate::Park { reason } => self.park(lane.clone(), reason, jobs).await,
+                Fate::ParkBehind => self.park_behind(lane.clone(), jobs).await,
+                _ => self.give_back(lane.clone(), jobs).await,
+            },
         };
-        match head.job.fate.clone() {
-            Fate::Park { reason } => self.park(lane, reason, jobs).await,
-            Fate::ParkBehind => self.park_behind(lane, jobs).await,
-            _ => self.give_back(lane, jobs).await,
-        }
+        self.lose(&lane, lost);
+        keep
     }
 }
 
@@ -403,12 +475,16 @@ impl Attempts {
             Err(()) => return self.wait_for_breaker(delivery),
         };
         let plan = current(&self.plan);
-        self.audit(&delivery, &lane, &plan);
         // A crash repeats what runs and what is not settled: never more than twice what may run.
         let most = plan
             .concurrency
             .map_or(usize::MAX, |most| most.get().saturating_mul(2));
         delivery.counted = Some(self.unsettled.count(most).await);
+        if delivery.is_lost() {
+            drop(call);
+            return self.lost_turn(delivery);
+        }
+        self.audit(&delivery, &lane, &plan);
         let attempt = self.attempt_of(&delivery, &plan, slot);
         if delivery.stay.failed == 0 && delivery.waits == 0 {
             delivery
@@ -433,6 +509,9 @@ impl Attempts {
             call.end(Verdict::of(&outcome), Instant::now().into_std());
         }
         count(&delivery, &outcome);
+        if delivery.is_lost() {
+            return self.lost_result(delivery, outcome).await;
+        }
         let head = self.head(&delivery, &lane);
         let next = process::judge(&plan, outcome, head);
         self.follow(delivery, lane, next).await
@@ -493,6 +572,7 @@ impl Attempts {
             timeout: plan.timeout.clone(),
             targets: self.targets(plan),
             secrets: plan.signing_secrets.clone(),
+            lease: delivery.lease.clone(),
         }
     }
 
@@ -518,6 +598,53 @@ impl Attempts {
             age: delivery.received.elapsed(),
             keyless: lane.key().is_none(),
             returns: !delivery.is_stored() && self.shared.returns(&delivery.identity.source),
+        }
+    }
+
+    /// Its turn came after its lease was lost: it goes, with everything behind it.
+    fn lost_turn(&self, mut delivery: Job) -> Reply<Job> {
+        delivery.counted = None;
+        self.flush_for_lost(&delivery.lane);
+        Reply::Flush {
+            job: Some(delivery),
+        }
+    }
+
+    /// The lease was lost during the attempt: what came of it settles nothing, unless the message
+    /// comes again before it is forgotten.
+    async fn lost_result(&self, mut delivery: Job, outcome: Outcome) -> Reply<Job> {
+        match outcome {
+            Outcome::Delivered => delivery.fate = Fate::Delivered,
+            Outcome::Failed(reason) => self.write_down(&mut delivery, &reason).await,
+            Outcome::NotYet { .. } | Outcome::Busy { .. } | Outcome::Refused(_) => {}
+        }
+        self.lost_turn(delivery)
+    }
+
+    /// The flush that follows is for what is lost, and for nothing else.
+    fn flush_for_lost(&self, lane: &LaneId) {
+        self.losses.lock().insert(lane.clone());
+    }
+
+    /// What lost its lease is forgotten; what is behind it and still ours goes back.
+    fn lose(&self, lane: &LaneId, lost: Vec<Taken>) {
+        if lost.is_empty() {
+            return;
+        }
+        let forgotten = lost.iter().filter(|taken| taken.forgotten).count();
+        let returned = lost.len() - forgotten;
+        tracing::warn!(
+            pool = &*self.name,
+            ?lane,
+            "{forgotten} lost their lease, {returned} behind them go back"
+        );
+        for Taken { job, forgotten } in lost {
+            if forgotten {
+                self.shared.note(&job, EventKind::LeaseLost, "lost");
+                job.lost();
+            } else {
+                self.return_one(job, Duration::ZERO);
+            }
         }
     }
 
@@ -712,11 +839,15 @@ impl Attempts {
             let _ = self.shared.store.new_round(tried).await;
         }
         for queued in back {
-            self.shared.note(&queued.job, EventKind::Return, "returned");
-            queued.job.counters.returned.one();
-            queued.job.settle(Settlement::Return { delay });
+            self.return_one(queued.job, delay);
         }
         keep
+    }
+
+    fn return_one(&self, delivery: Job, delay: Duration) {
+        self.shared.note(&delivery, EventKind::Return, "returned");
+        delivery.counters.returned.one();
+        delivery.settle(Settlement::Return { delay });
     }
 
     /// The key is stored whole in one transaction; only after that is any of it acked.
@@ -851,6 +982,67 @@ impl Attempts {
             job: delivery,
             until: None,
         }
+    }
+}
+
+/// One of those that a lost lease takes out of their lane.
+struct Taken {
+    job: Job,
+    /// Its own lease is lost, and its source forgot it.
+    forgotten: bool,
+}
+
+/// What is in front of the first lost lease, and everything from that on: the source may give that
+/// again, in order, so nothing of it may stay.
+fn split_lost(mut jobs: Vec<Queued<Job>>) -> (Vec<Queued<Job>>, Vec<Taken>) {
+    let Some(from) = jobs.iter().position(|queued| queued.job.is_lost()) else {
+        return (jobs, Vec::new());
+    };
+    let forgotten = forget_lost(&jobs[from..]);
+    // It may have come again a moment ago: then it is ours, and stays.
+    let Some(first) = forgotten.iter().position(|forgotten| *forgotten) else {
+        return (jobs, Vec::new());
+    };
+    let behind = jobs.split_off(from + first).into_iter();
+    let taken = behind
+        .zip(&forgotten[first..])
+        .map(|(queued, forgotten)| Taken {
+            job: queued.job,
+            forgotten: *forgotten,
+        });
+    let taken = taken.collect();
+    (jobs, taken)
+}
+
+/// Their sources forget them, all of a source at one moment. Answers which were forgotten.
+fn forget_lost(jobs: &[Queued<Job>]) -> Vec<bool> {
+    let mut forgotten = vec![false; jobs.len()];
+    let mut by_source: BTreeMap<&Arc<str>, Vec<usize>> = BTreeMap::new();
+    for (at, queued) in jobs.iter().enumerate() {
+        if queued.job.lease.is_some() {
+            by_source
+                .entry(&queued.job.identity.source)
+                .or_default()
+                .push(at);
+        }
+    }
+    for places in by_source.into_values() {
+        let lease = jobs[places[0]].job.lease.as_ref();
+        let Some(book) = lease.and_then(|lease| lease.book()) else {
+            continue;
+        };
+        let lost: Vec<Lost<'_>> = places.iter().map(|at| lost_of(&jobs[*at].job)).collect();
+        for (at, was) in places.iter().zip(book.forget_lost(&lost)) {
+            forgotten[*at] = was;
+        }
+    }
+    forgotten
+}
+
+fn lost_of(delivery: &Delivery) -> Lost<'_> {
+    Lost {
+        id: &delivery.identity.id,
+        delivered: delivery.fate == Fate::Delivered,
     }
 }
 

@@ -115,6 +115,7 @@ impl Replay {
             body: stored.body,
             headers: stored.headers,
             lender,
+            lease: None,
         };
         let mut delivery = Box::new(Delivery::new(loan, message, lane, stay, counters));
         delivery.origin = self.router.dispatch.origin_of(&delivery.message);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::counters::Registry;
 use crate::lane::LaneId;
-use crate::plan::PoolPlan;
+use crate::plan::LaneScope;
 use crate::pool::Pool;
 use crate::store::Store;
 
@@ -51,7 +51,7 @@ impl Routes {
     pub(crate) fn route(
         &self,
         code: Option<&Arc<str>>,
-        lane: impl Fn(&PoolPlan) -> LaneId,
+        lane: impl Fn(LaneScope) -> LaneId,
         counted: &Registry,
     ) -> (Arc<Pool>, LaneId) {
         let table = self.table();
@@ -61,15 +61,30 @@ impl Routes {
         }
         if let Some(former) = table.former.get(code) {
             for pool in former {
-                let lane = lane(&pool.plan());
+                let lane = self.lane_in(pool, &lane);
                 if self.has(pool, &lane) {
                     return (pool.clone(), lane);
                 }
             }
         }
         let pool = table.pool_for(code);
-        let lane = lane(&pool.plan());
+        let lane = self.lane_in(&pool, &lane);
         (pool, lane)
+    }
+
+    /// The lane of a message in this pool. Where its scope was another one, what is unresolved
+    /// under that keeps the key there. The source's own lane comes first: what is in the shared one
+    /// may be of other sources.
+    fn lane_in(&self, pool: &Pool, lane: impl Fn(LaneScope) -> LaneId) -> LaneId {
+        if pool.scope_changed() {
+            for scope in [LaneScope::Source, LaneScope::Pool] {
+                let lane = lane(scope);
+                if self.has(pool, &lane) {
+                    return lane;
+                }
+            }
+        }
+        lane(pool.plan().lane_scope)
     }
 
     fn has(&self, pool: &Pool, lane: &LaneId) -> bool {

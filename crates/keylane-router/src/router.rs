@@ -16,6 +16,7 @@ use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
 use crate::health::{Health, Problem};
 use crate::history::Recorder;
 use crate::lane::LaneId;
+use crate::lease::{BootClock, LeaseClock};
 use crate::plan::{BreakerPlan, Envelope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan};
 use crate::pool::{Pool, Shared};
 use crate::replay::Replay;
@@ -41,6 +42,8 @@ pub(crate) struct Inner {
     /// The end of patience with brokers that do not take settlements.
     pub(crate) give_up: CancellationToken,
     pub(crate) receive_bytes: usize,
+    /// What the leases of all sources go by.
+    pub(crate) lease_clock: Arc<dyn LeaseClock>,
     pub(crate) shared: Arc<Shared>,
     plan: RwLock<Arc<Plan>>,
     permits: Permits,
@@ -63,6 +66,7 @@ pub struct Builder {
     store: Option<Arc<dyn Store>>,
     dispatch: Option<Arc<dyn DynDispatch>>,
     history: Option<Arc<Recorder>>,
+    lease_clock: Arc<dyn LeaseClock>,
     sources: Vec<StartSource>,
 }
 
@@ -107,6 +111,7 @@ impl Router {
             store: None,
             dispatch: None,
             history: None,
+            lease_clock: Arc::new(BootClock),
             sources: Vec::new(),
         }
     }
@@ -320,6 +325,12 @@ impl Builder {
         self
     }
 
+    /// What leases go by. Default: the system's clock that goes on in suspend.
+    pub fn lease_clock(mut self, clock: impl LeaseClock) -> Self {
+        self.lease_clock = Arc::new(clock);
+        self
+    }
+
     /// A source under this name; its settings are the plan's of the same name, else the defaults.
     pub fn source<S: Source>(mut self, name: impl Into<Arc<str>>, source: S) -> Self {
         let name = name.into();
@@ -340,7 +351,7 @@ impl Builder {
         let dispatch = self.dispatch.unwrap_or_else(http);
         check_plan(&self.plan)?;
         let router = Router {
-            inner: Inner::new(self.plan, store, dispatch, self.history),
+            inner: Inner::new(self.plan, store, dispatch, self.history, self.lease_clock),
         };
         router.inner.take_up();
         for start in self.sources {
@@ -405,6 +416,7 @@ impl Inner {
         store: Arc<dyn Store>,
         dispatch: Arc<dyn DynDispatch>,
         history: Option<Arc<Recorder>>,
+        lease_clock: Arc<dyn LeaseClock>,
     ) -> Arc<Self> {
         let breaker = plan.breaker.clone();
         let waits = Arc::new(BreakerWaits::new(&breaker));
@@ -437,6 +449,7 @@ impl Inner {
             stop_taking: CancellationToken::new(),
             give_up: CancellationToken::new(),
             receive_bytes: RECEIVE_BYTES,
+            lease_clock,
             shared,
             plan: RwLock::new(Arc::new(plan)),
             permits,

@@ -18,6 +18,8 @@ const POOL: &str = "crates/keylane-router/src/pool.rs";
 const PROCESS: &str = "crates/keylane-router/src/process.rs";
 const AUDIT: &str = "crates/keylane-router/src/audit.rs";
 const CONSUME: &str = "crates/keylane-router/src/consume.rs";
+const DELIVERY: &str = "crates/keylane-router/src/delivery.rs";
+const RENEW: &str = "crates/keylane-router/src/renew.rs";
 const ROUTE: &str = "crates/keylane-router/src/route.rs";
 const ROUTER: &str = "crates/keylane-router/src/router.rs";
 const VERBS: &str = "crates/keylane-router/src/verbs.rs";
@@ -58,6 +60,14 @@ const CONFORMS: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "conformance::on_",
+    env: &[],
+};
+
+/// Leases on the paused clock.
+const LEASES: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::lease",
     env: &[],
 };
 
@@ -975,5 +985,77 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        return Some(Duration::from_secs(seconds).min(LONGEST));\n",
         replace: "        return Some(Duration::from_secs(seconds));\n",
         test: FUZZ,
+    },
+    Mutation {
+        name: "lost-lease-is-not-looked-at",
+        invariant: "R12",
+        file: DELIVERY,
+        find: "        self.lease.as_ref().is_some_and(|lease| !lease.holds())\n",
+        replace: "        self.lease.as_ref().is_some_and(|lease| !lease.holds()) && false\n",
+        test: LEASES,
+    },
+    Mutation {
+        name: "request-is-written-without-a-look-at-the-lease",
+        invariant: "R12",
+        file: POOL,
+        find: "            lease: delivery.lease.clone(),\n",
+        replace: "            lease: None,\n",
+        test: LEASES,
+    },
+    Mutation {
+        name: "result-of-a-lost-lease-is-followed",
+        invariant: "R12",
+        file: POOL,
+        find: "        if delivery.is_lost() {\n            return self.lost_result(delivery, outcome).await;",
+        replace: "        if delivery.is_lost() && false {\n            return self.lost_result(delivery, outcome).await;",
+        test: LEASES,
+    },
+    Mutation {
+        name: "late-ack-is-sent",
+        invariant: "R12",
+        file: CONSUME,
+        find: "            holds.then(|| (sent, entry.receipt.clone()))\n",
+        replace: "            (holds || true).then(|| (sent, entry.receipt.clone()))\n",
+        test: LEASES,
+    },
+    Mutation {
+        name: "only-the-lost-one-leaves-its-lane",
+        invariant: "R12",
+        file: POOL,
+        find: "    let behind = jobs.split_off(from + first).into_iter();\n",
+        replace: "    let mut behind = jobs.split_off(from + first);\n    jobs.extend(behind.split_off(1));\n    let behind = behind.into_iter();\n",
+        test: LEASES,
+    },
+    Mutation {
+        name: "lease-is-renewed-late",
+        invariant: "R12",
+        file: RENEW,
+        find: "left < self.terms.length / 2",
+        replace: "left < self.terms.length / 5",
+        test: LEASES,
+    },
+    Mutation {
+        name: "lease-counts-from-when-it-was-seen",
+        invariant: "R12",
+        file: CONSUME,
+        find: "received = &mut receiving => return Ok((received?, lent)),",
+        replace: "received = &mut receiving => return Ok((received?, terms.clock.now())),",
+        test: LEASES,
+    },
+    Mutation {
+        name: "delivered-on-a-lost-lease-is-forgotten",
+        invariant: "R12",
+        file: CONSUME,
+        find: "            if lost.delivered {\n",
+        replace: "            if lost.delivered && false {\n",
+        test: LEASES,
+    },
+    Mutation {
+        name: "lane-scope-changes-at-once",
+        invariant: "R11",
+        file: ROUTE,
+        find: "        if pool.scope_changed() {\n",
+        replace: "        if pool.scope_changed() && false {\n",
+        test: ROUTED,
     },
 ];

@@ -159,6 +159,18 @@ pub fn refused(class: &'static str, text: impl Into<String>) -> Outcome {
     })
 }
 
+/// The outcome of a message that is no longer ours. No call was made, and no attempt is used.
+pub fn lease_lost() -> Outcome {
+    Outcome::Busy {
+        after: None,
+        reason: Reason {
+            class: Cow::Borrowed("lease"),
+            text: "its lease ended before the request was written".to_owned(),
+            ..Reason::default()
+        },
+    }
+}
+
 fn success(code: u16, body: Body<'_>) -> Outcome {
     match body {
         Body::Whole(bytes) => match not_yet(bytes) {

@@ -13,13 +13,13 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
-use hyper::body::Incoming;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::rt::{Read, Write};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -33,8 +33,52 @@ use super::guard::Guard;
 use super::target::TargetUrl;
 use super::tls::{self, Tls};
 
-/// What is sent.
-pub(super) type Payload = Full<Bytes>;
+/// What is sent, if the lease of its message still holds when it is written.
+#[derive(Debug)]
+pub(super) struct Payload {
+    bytes: Full<Bytes>,
+    lease: Option<Arc<crate::lease::Lease>>,
+}
+
+/// The lease ended between the last look and the writing.
+#[derive(Debug, thiserror::Error)]
+#[error("the lease was lost")]
+pub(super) struct LeaseLost;
+
+impl Payload {
+    pub(super) fn new(bytes: Bytes, attempt: &Attempt) -> Self {
+        Self {
+            bytes: Full::new(bytes),
+            lease: attempt.lease.clone(),
+        }
+    }
+}
+
+impl Body for Payload {
+    type Data = Bytes;
+    type Error = LeaseLost;
+
+    // The connection's own task asks for it, perhaps a while after the request was handed over.
+    // HTTP/1 asks before it writes anything, and writes nothing after an error.
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, LeaseLost>>> {
+        if self.lease.as_ref().is_some_and(|lease| !lease.holds()) {
+            return Poll::Ready(Some(Err(LeaseLost)));
+        }
+        let polled = Pin::new(&mut self.bytes).poll_frame(cx);
+        polled.map_err(|never| match never {})
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.bytes.size_hint()
+    }
+}
 
 /// How long a kept connection may take to be ready. Its own task has only to see the end of the
 /// last answer; one that takes longer is still writing a request that nobody reads.

@@ -199,6 +199,7 @@ mod tests {
             timeout: PoolPlan::default().timeout,
             targets: Arc::new(targets),
             secrets: Secrets::default(),
+            lease: None,
         }
     }
 

@@ -14,7 +14,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::answer::{self, Failure};
 use super::body::{Answer, End};
-use super::connections::{Connections, Lease, Limits, NoConnection, Payload};
+use super::connections::{Connections, Lease, LeaseLost, Limits, NoConnection, Payload};
 use super::dial::{DialError, Resolve, SystemResolver};
 use super::guard::Guard;
 use super::target::{Known, TargetUrl};
@@ -159,7 +159,7 @@ impl HttpDispatch {
         let target = self.target(message, attempt)?;
         let headers = headers::of(message, attempt)
             .map_err(|error| answer::refused("header", error.to_string()))?;
-        let mut request = Request::new(Payload::new(message.payload.clone()));
+        let mut request = Request::new(Payload::new(message.payload.clone(), attempt));
         *request.method_mut() = Method::POST;
         *request.headers_mut() = headers;
         Ok((target, request))
@@ -196,6 +196,10 @@ impl HttpDispatch {
                 Ok(lease) => lease,
                 Err(error) => return no_connection(error),
             };
+            if !attempt.lease_holds() {
+                lease.keep();
+                return answer::lease_lost();
+            }
             match self.send(target, request, &mut lease, clock.as_mut()).await {
                 Ok(response) => return self.finish(response, lease, clock).await,
                 Err(Sent::Late(late)) => return answer::failed(late, None),
@@ -356,6 +360,9 @@ fn no_connection(error: NoConnection) -> Outcome {
 
 /// What a call without an answer came to.
 fn no_answer(error: &hyper::Error) -> Outcome {
+    if chain(error).any(|error| error.is::<LeaseLost>()) {
+        return answer::lease_lost();
+    }
     answer::failed(failure(error), Some(&innermost(error).to_string()))
 }
 

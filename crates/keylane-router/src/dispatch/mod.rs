@@ -8,6 +8,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use crate::lease::Lease;
 use crate::message::{Identity, Message};
 use crate::outcome::Outcome;
 use crate::plan::{SourceKind, Targets, TimeoutPlan};
@@ -55,6 +56,16 @@ pub struct Attempt {
     pub targets: Arc<Targets>,
     /// What the request is signed with.
     pub secrets: Secrets,
+    /// Until when the message may be acted on; `None` = as long as it is held. A dispatch that
+    /// waits for anything asks it again at the last moment before it writes.
+    pub lease: Option<Arc<Lease>>,
+}
+
+impl Attempt {
+    /// Whether the call may be made now.
+    pub fn lease_holds(&self) -> bool {
+        self.lease.as_ref().is_none_or(|lease| lease.holds())
+    }
 }
 
 /// Makes one attempt. HTTP is one implementation, a function of the embedding program another.

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::envelope::{Fields, escaped};
+use crate::dispatch::headers;
 use crate::dispatch::target::TargetUrl;
 use crate::message::Key;
 
@@ -112,6 +113,14 @@ fn strict(fields: &Fields, body: &Bytes) -> Vec<Problem> {
     {
         let remedy = "send a URL like `https://example.com/hook`";
         problems.push(Problem::new("/mediationTarget", error.to_string(), remedy));
+    }
+    if let Some(token) = &fields.auth_token
+        && !headers::can_be_sent("authorization", token)
+    {
+        // Not what it is: it may be a secret all the same.
+        let detail = "it has characters that no header can carry";
+        let remedy = "send visible ASCII characters, without a line break at the end";
+        problems.push(Problem::new("/authToken", detail, remedy));
     }
     for name in &fields.not_theirs {
         let pointer = format!("/headers/{}", escaped(name));

@@ -233,5 +233,6 @@ fn attempt() -> Attempt {
         timeout,
         targets: Arc::new(Targets::Any),
         secrets: Secrets::default(),
+        lease: None,
     }
 }

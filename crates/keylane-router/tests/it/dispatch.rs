@@ -59,6 +59,7 @@ fn attempt() -> Attempt {
         },
         targets: Arc::new(Targets::Any),
         secrets: Secrets::default(),
+        lease: None,
     }
 }
 

@@ -300,10 +300,12 @@ fn all_problems_are_told_at_once_with_their_place() {
     for Problem { detail, remedy, .. } in &problems {
         assert!(!detail.is_empty() && !remedy.is_empty());
     }
-    let strict = with("\"id\":null,\"headers\":{\"Host\":\"h\"}").replace("http:", "ftp:");
+    let strict = with("\"id\":null,\"headers\":{\"Host\":\"h\"},\"authToken\":\"t\\r\\n\"");
+    let strict = strict.replace("http:", "ftp:");
     let problems = publish::read(&strict.into()).expect_err("problems");
     let pointers: Vec<_> = problems.iter().map(|p| p.pointer.as_str()).collect();
-    assert_eq!(pointers, ["/mediationTarget", "/headers/Host", "/id"]);
+    let expected = ["/mediationTarget", "/authToken", "/headers/Host", "/id"];
+    assert_eq!(pointers, expected);
 }
 
 #[test]

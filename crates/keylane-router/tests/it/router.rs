@@ -5,10 +5,14 @@ mod audit;
 mod cascade;
 mod failure_table;
 mod faults;
+mod lease_model;
+mod leases;
 mod order;
 mod pools;
 mod redelivery;
 mod rounds;
 mod stop;
+#[cfg(target_os = "linux")]
+mod stopped;
 mod test_source;
 pub(crate) mod top;

@@ -54,7 +54,8 @@ fn config() -> String {
         "[breaker]\nfailures = 0\n\
          [pools.default]\non_exhausted = \"dead-letter\"\nsigning_secrets = [\"whsec_{secret}==\"]\n\
          [pools.default.timeout]\nfirst_byte = \"200ms\"\n\
-         [pools.default.retry]\nmax_attempts = 2\ninitial = \"10ms\"\nmax = \"20ms\"\n"
+         [pools.default.retry]\nmax_attempts = 2\ninitial = \"10ms\"\nmax = \"20ms\"\n\
+         [pools.parking]\non_exhausted = \"park\"\nretry.max_attempts = 1\n"
     )
 }
 
@@ -107,9 +108,11 @@ fn failing(target: &Target) -> Vec<Value> {
     let mut other = secret_message("type", &at("200"));
     other["mediationType"] = "SMTP".into();
     messages.push(other);
-    let mut bad = secret_message("bad-token", &at("200"));
-    bad["authToken"] = format!("{}\n", planted("token that no header carries")).into();
-    messages.push(bad);
+    for path in ["500", "reset"] {
+        let mut parked = secret_message(&format!("parked-{path}"), &at(path));
+        parked["poolCode"] = "parking".into();
+        messages.push(parked);
+    }
     messages
 }
 
@@ -121,6 +124,9 @@ fn wrong() -> Vec<String> {
     with_number["authToken"] = json!([token]);
     let mut with_header = good.clone();
     with_header["headers"] = json!({ format!("bad name {header}"): header, "x": [header] });
+    let mut with_line_break = good.clone();
+    let bad = planted("token that no header carries");
+    with_line_break["authToken"] = format!("{bad}\n").into();
     let mut with_both = good.clone();
     with_both["payloadBase64"] = planted("payload").into();
     let at = |url: &str| secret_message("w", url).to_string();
@@ -133,6 +139,7 @@ fn wrong() -> Vec<String> {
         at(&format!("ftp://127.0.0.1/?{query}")),
         at(&format!("no url {query}")),
         with_number.to_string(),
+        with_line_break.to_string(),
         with_header.to_string(),
         with_both.to_string(),
         format!("{{\"authToken\": \"{token}"),
@@ -199,7 +206,7 @@ async fn read_all(server: &Server, shown: &mut Shown) {
 }
 
 /// What the stores say of each message: why, and what was tried.
-async fn read_stores(folder: &Folder, shown: &mut Shown) -> usize {
+async fn read_stores(folder: &Folder, shown: &mut Shown) -> (usize, usize) {
     let db = Db::open(folder.path().join("data"), Options::default()).unwrap();
     let store = db.store();
     let letters = store.dead_letters(0, 1000).await.unwrap();
@@ -215,8 +222,15 @@ async fn read_stores(folder: &Folder, shown: &mut Shown) -> usize {
         "the audit log",
         format!("{:?}", store.audit_log(1000).await),
     );
+    let parked = store.parked();
+    for lane in &parked {
+        shown.add("a parked key", format!("{lane:?}"));
+        for row in store.parked_rows(lane.lane.clone(), 0, 10).await.unwrap() {
+            shown.add("a parked message", format!("{row:?}"));
+        }
+    }
     db.close().await;
-    letters.len()
+    (letters.len(), parked.len())
 }
 
 #[tokio::test]
@@ -254,8 +268,8 @@ async fn planted_secrets_come_out_nowhere() {
     assert_eq!(process.ended().await, Some(0));
     shown.add("the log", process.log());
 
-    let letters = read_stores(&folder, &mut shown).await;
-    assert_eq!(letters, sent - delivered);
+    let (letters, parked) = read_stores(&folder, &mut shown).await;
+    assert_eq!((letters, parked), (sent - delivered - 2, 2));
     // The target got the token: it was there to be shown.
     let tokens = target.recorder().requests();
     assert!(tokens.iter().all(|request| {

@@ -2,16 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use keylane_router::StartError;
-use keylane_router::embedded::NewMessage;
-use keylane_router::plan::{KeyPlan, Overflow, Plan, PoolPlan, Rate};
+use keylane_router::dispatch::handler_fn;
+use keylane_router::embedded::{Db, NewMessage};
+use keylane_router::outcome::{Outcome, Reason};
+use keylane_router::plan::{KeyPlan, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, Rate};
+use keylane_router::store::Store as _;
 use keylane_router::testing::{Answer, Request, fixed};
+use keylane_router::{Router, StartError};
 use tokio::sync::Semaphore;
 
+use super::test_source::{Fed, test_source};
 use super::top::{Top, ill_while, quick_plan, until};
 
 fn pool(plan: &mut Plan) -> &mut PoolPlan {
@@ -426,4 +430,89 @@ async fn r11_a_key_with_something_unresolved_stays_where_that_is() {
     go.add_permits(2);
     feeder.settled(2).await;
     assert_eq!(*starts.lock().unwrap(), ["1", "2"]);
+}
+
+/// A plan whose lanes have this scope.
+fn scoped(scope: LaneScope) -> Plan {
+    let mut plan = quick_plan();
+    pool(&mut plan).lane_scope = scope;
+    pool(&mut plan).on_exhausted = Some(OnExhausted::Park);
+    pool(&mut plan).retry.max_attempts = NonZeroUsize::MIN;
+    plan
+}
+
+const SCOPES: [[LaneScope; 2]; 2] = [
+    [LaneScope::Source, LaneScope::Pool],
+    [LaneScope::Pool, LaneScope::Source],
+];
+
+fn fed(id: u64) -> Fed<'static> {
+    Fed {
+        id,
+        key: Some("k"),
+        body: super::top::body("http://127.0.0.1:1/", &id.to_string()),
+    }
+}
+
+#[tokio::test]
+async fn r11_a_key_with_something_unresolved_keeps_its_lane_when_the_scope_of_lanes_changes() {
+    for [before, after] in SCOPES {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(folder.path(), Default::default()).unwrap();
+        let (source, feeder) = test_source("t");
+        let (calls, go) = (
+            Arc::new(Mutex::new(Vec::new())),
+            Arc::new(Semaphore::new(0)),
+        );
+        let (called, gate) = (calls.clone(), go.clone());
+        let dispatch = handler_fn(move |message| {
+            let (called, gate) = (called.clone(), gate.clone());
+            async move {
+                called.lock().unwrap().push(message.id.to_string());
+                gate.acquire().await.unwrap().forget();
+                Outcome::Delivered
+            }
+        });
+        let builder = Router::builder().store(db.store()).dispatch(dispatch);
+        let builder = builder.plan(scoped(before));
+        let router = builder.source("t", source).start().await.unwrap();
+        feeder.feed(vec![fed(1), fed(2)]);
+        until("the first runs", || calls.lock().unwrap().len() == 1).await;
+        router.reload(scoped(after)).await.unwrap();
+        feeder.feed(vec![fed(3)]);
+        until("all are in", || router.pools()[0].queued == 2).await;
+        assert_eq!(
+            router.pools()[0].lanes,
+            1,
+            "{before:?}: the key has two lanes"
+        );
+        go.add_permits(10);
+        feeder.settled(3).await;
+        assert_eq!(*calls.lock().unwrap(), ["1", "2", "3"]);
+        // Empty, it takes the new way.
+        feeder.feed(vec![fed(4)]);
+        feeder.settled(4).await;
+    }
+}
+
+#[tokio::test]
+async fn r11_a_parked_key_is_not_overtaken_after_a_restart_with_another_scope_of_lanes() {
+    for [before, after] in SCOPES {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(folder.path(), Default::default()).unwrap();
+        let fails = || handler_fn(|_| async { Outcome::Failed(Reason::default()) });
+        for (scope, ids) in [(before, vec![1]), (after, vec![2, 3])] {
+            let (source, feeder) = test_source("t");
+            let builder = Router::builder().store(db.store()).dispatch(fails());
+            let builder = builder.plan(scoped(scope));
+            let router = builder.source("t", source).start().await.unwrap();
+            let count = ids.len();
+            feeder.feed(ids.into_iter().map(fed).collect());
+            feeder.settled(count).await;
+            router.stop(Duration::from_secs(5)).await;
+        }
+        let parked = db.store().parked();
+        let messages: Vec<u64> = parked.iter().map(|lane| lane.messages).collect();
+        assert_eq!(messages, [3], "{before:?}: the key is parked in two places");
+    }
 }

@@ -1,5 +1,7 @@
-//! A source of the tests: no key lock, no delay, no return in order, acks that fail on request.
+//! A source of the tests: no key lock, no delay, no return in order, acks that fail on request,
+//! leases that are renewed or lost on request.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -34,6 +36,10 @@ pub(crate) struct TestSettler {
     changed: Arc<watch::Sender<usize>>,
     /// How many of the next acks fail.
     pub(crate) failing_acks: Arc<AtomicU64>,
+    /// Which deliveries were renewed, and when.
+    pub(crate) renewed: Arc<Mutex<Vec<(Receipt, tokio::time::Instant)>>>,
+    /// Messages whose leases cannot be renewed.
+    pub(crate) not_renewed: Arc<Mutex<HashMap<u64, SettleError>>>,
 }
 
 /// The broker's side.
@@ -59,6 +65,8 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         settled: Arc::default(),
         changed: Arc::new(watch::channel(0).0),
         failing_acks: Arc::default(),
+        renewed: Arc::default(),
+        not_renewed: Arc::default(),
     };
     let features = Features {
         kind: "test",
@@ -109,6 +117,12 @@ impl TestSource {
         self
     }
 
+    /// As a broker that lends for a time.
+    pub(crate) fn leased(mut self, lease: Duration) -> Self {
+        self.features.lease = Some(lease);
+        self
+    }
+
     /// Keyless messages one after the other.
     pub(crate) fn serial(mut self) -> Self {
         self.features.keyless_serial = true;
@@ -139,13 +153,19 @@ impl Feeder {
         first
     }
 
+    /// What was settled so far.
+    pub(crate) fn all_settled(&self) -> Vec<Settled> {
+        self.settler.settled.lock().unwrap().clone()
+    }
+
     /// Waits until this many settlements have arrived.
     pub(crate) async fn settled(&self, count: usize) -> Vec<Settled> {
         let mut changed = self.settler.changed.subscribe();
-        changed
-            .wait_for(|done| *done >= count)
-            .await
-            .expect("the sender is ours");
+        let settled = changed.wait_for(|done| *done >= count);
+        // On the paused clock this is over at once if nothing happens any more.
+        let settled = tokio::time::timeout(Duration::from_secs(600), settled).await;
+        let all = self.settler.settled.lock().unwrap().clone();
+        assert!(settled.is_ok(), "{count} were to be settled: {all:?}");
         self.settler.settled.lock().unwrap().clone()
     }
 }
@@ -222,6 +242,15 @@ impl Settler for TestSettler {
     }
 
     async fn renew(&self, receipts: Vec<Receipt>) -> Vec<Result<(), SettleError>> {
-        receipts.into_iter().map(|_| Ok(())).collect()
+        let not_renewed = self.not_renewed.lock().unwrap();
+        let renew = |receipt: Receipt| match not_renewed.get(&receipt.0) {
+            Some(error) => Err(error.clone()),
+            None => {
+                let now = tokio::time::Instant::now();
+                self.renewed.lock().unwrap().push((receipt, now));
+                Ok(())
+            }
+        };
+        receipts.into_iter().map(renew).collect()
     }
 }
