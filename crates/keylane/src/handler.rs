@@ -360,7 +360,7 @@ where
         }
     }
 
-    fn abortable(&self, _: &RunJob<J>) -> bool {
+    fn abortable(&self, _: &J) -> bool {
         true
     }
 

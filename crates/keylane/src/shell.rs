@@ -19,7 +19,7 @@ use crate::lanes::{
     FlushId, Flushed, Hold, ItemId, LaneLimits, Lanes, Limits, Next, Spec, Ticket, Time,
 };
 use crate::permits::{Kick, Permits};
-use crate::rt::{AbortHandle, AtomicBool, Mutex, MutexGuard, Spawner, contain, lock};
+use crate::rt::{AbortHandle, AtomicBool, Mutex, MutexGuard, Spawner, contain, lock, try_lock};
 
 /// The most starts that are taken under one lock, and before a runner lets others run.
 const BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 64 };
@@ -60,8 +60,8 @@ pub(crate) trait Work<K>:
     /// lock: quick and pure.
     fn gate(&self, job: &Self::Job) -> Option<Until>;
     fn start(&self, job: Self::Job, slot: usize) -> Self::Run;
-    /// Whether dropping the run really stops it.
-    fn abortable(&self, run: &Self::Run) -> bool;
+    /// Whether dropping the job's run really stops it.
+    fn abortable(&self, job: &Self::Job) -> bool;
     /// The run is cut off before its end.
     fn abandon(&self, run: Self::Run, stop: Stop) -> Self::After;
     /// The permit is free: results may be seen now.
@@ -183,6 +183,8 @@ pub(crate) struct Shell<K, W: Types> {
     wants_permit: AtomicBool,
     /// What one poll of a started run took lately, in nanoseconds.
     poll_nanos: AtomicU32,
+    /// Whether anything waited in the lanes when they were last looked at.
+    waits: AtomicBool,
     /// Ends that were reported and whose results cannot be seen yet. Locked inside `state`.
     publishing: Mutex<Publishing>,
     me: Weak<Self>,
@@ -261,6 +263,7 @@ where
             timer_changed: Notify::new(),
             wants_permit: AtomicBool::new(false),
             poll_nanos: AtomicU32::new(BATCH_NANOS),
+            waits: AtomicBool::new(false),
             publishing: Mutex::default(),
             me: me.clone(),
         })
@@ -555,6 +558,10 @@ where
             state.lanes.running(),
             state.lanes.live(),
         );
+        let waits = state.lanes.waiting() > 0;
+        if waits != self.waits.load(Ordering::Relaxed) {
+            self.waits.store(waits, Ordering::Relaxed);
+        }
         let timer = state.set_timer();
         let limits = *state.lanes.limits();
         let run = state.lanes.ready() > 0
@@ -774,7 +781,7 @@ where
         state.take_in(&shell.inbox.0);
         self.ended.append(&mut shell.take_ends());
         let ends = shell.report(&mut state, &mut self.ended, &mut self.spawned);
-        let full = shell.fill(&mut state, &mut self.batch);
+        let full = shell.fill(&mut state, &mut self.batch, shell.batch());
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
         drop(state);
@@ -791,12 +798,12 @@ where
         let before = std::time::Instant::now();
         let waker = Waker::noop();
         for (ticket, job) in self.batch.drain(..) {
+            let abortable = shell.work.abortable(&job);
             let mut run = shell.work.start(job, ticket.slot());
             match Pin::new(&mut run).poll(&mut Context::from_waker(waker)) {
                 Poll::Ready(ended) => self.ended.push((ticket, ended)),
                 Poll::Pending => {
                     let (slot, seq) = (ticket.slot(), ticket.sequence());
-                    let abortable = shell.work.abortable(&run);
                     let driven = Driven {
                         shell: shell.clone(),
                         run: Some((run, ticket)),
@@ -946,9 +953,13 @@ where
         tell(idle);
     }
 
-    /// Takes starts in turn; answers whether the batch is what ended it.
-    fn fill(&self, state: &mut State<K, W::Job>, batch: &mut Vec<(Ticket, W::Job)>) -> bool {
-        let most = self.batch();
+    /// Takes so many starts in turn; answers whether there may be more.
+    fn fill(
+        &self,
+        state: &mut State<K, W::Job>,
+        batch: &mut Vec<(Ticket, W::Job)>,
+        most: usize,
+    ) -> bool {
         let now = if state.lanes.needs_clock() {
             self.now()
         } else {
@@ -1036,12 +1047,42 @@ where
         true
     }
 
+    /// A run of its own ended. Where nobody else is at the lanes, its task reports that and goes
+    /// on with the next start (in `next`), which saves a runner and a task for it.
+    fn end_and_go_on(&self, ended: &mut Vec<EndedRun<W>>, next: &mut Vec<(Ticket, W::Job)>) {
+        let locked = match self.waits.load(Ordering::Relaxed) {
+            true => try_lock(&self.state.0),
+            false => None,
+        };
+        let locked = locked.and_then(|mut state| {
+            // Without it, this task is being stopped, or cannot be stopped yet.
+            let handle = ended.first().and_then(|(of, _)| state.take_handle(of))?;
+            Some((state, handle))
+        });
+        let Some((mut state, handle)) = locked else {
+            return self.leave_ends(ended);
+        };
+        state.take_in(&self.inbox.0);
+        let ends = self.report(&mut state, ended, &mut Vec::new());
+        self.fill(&mut state, next, 1);
+        if let Some((ticket, job)) = next.first()
+            && self.work.abortable(job)
+        {
+            state.note_abort((ticket.slot(), ticket.sequence(), handle));
+        }
+        let out = self.finish(&mut state);
+        drop(state);
+        self.publish(ends);
+        self.deliver(out);
+    }
+
     /// A run of its own ended: a runner will report it, with all that end about now.
-    fn leave_end(&self, ended: EndedRun<W>) {
+    fn leave_ends(&self, ended: &mut Vec<EndedRun<W>>) {
         {
             let mut ends = lock(&self.ends.0);
-            ends.push(ended);
-            if ends.len() > 1 {
+            let first = ends.is_empty();
+            ends.append(ended);
+            if !first {
                 // Whoever left the first one saw to it that a runner comes.
                 return;
             }
@@ -1074,10 +1115,21 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    /// Sees the run to its end.
+    /// Sees the run to its end, and those that it goes on with.
     async fn drive(mut self) {
-        let ended = std::future::poll_fn(|cx| self.poll(cx)).await;
-        self.shell.leave_end(ended);
+        let (mut ended, mut next) = (Vec::new(), Vec::new());
+        for starts in 1.. {
+            ended.push(std::future::poll_fn(|cx| self.poll(cx)).await);
+            self.shell.end_and_go_on(&mut ended, &mut next);
+            let Some((ticket, job)) = next.pop() else {
+                return;
+            };
+            let run = self.shell.work.start(job, ticket.slot());
+            self.run = Some((run, ticket));
+            if starts % BATCH == 0 {
+                crate::rt::yield_now().await;
+            }
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
@@ -1257,6 +1309,18 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         } else {
             *entry = Some((seq, Abort::Handle(handle)));
         }
+    }
+
+    /// How to stop this run, unless that was asked for or is not known yet.
+    fn take_handle(&mut self, ticket: &Ticket) -> Option<AbortHandle> {
+        let entry = self.aborts.get_mut(ticket.slot())?;
+        let (_, Abort::Handle(handle)) = entry.take_if(|(seq, abort)| {
+            *seq == ticket.sequence() && matches!(abort, Abort::Handle(_))
+        })?
+        else {
+            unreachable!("it was a handle just now");
+        };
+        Some(handle)
     }
 
     fn forget_abort(&mut self, ticket: &Ticket) {

@@ -12,7 +12,7 @@ use super::store::MemoryStore;
 use super::subject::Queue;
 use super::suite::End;
 use super::target::{Answer, Target};
-use super::watched::Watch;
+use super::watched::{Watch, Watched};
 use crate::Router;
 use crate::chance::Chance;
 use crate::history::{self, By, Event, EventKind, History, Recorder, Report};
@@ -22,6 +22,8 @@ use crate::source::Source;
 const HISTORY: &str = "KEYLANE_CONFORMANCE_HISTORY";
 /// Attempts at once.
 const CONCURRENCY: usize = 8;
+/// A router that stops has nothing to do for this long.
+const QUIET: Duration = Duration::from_millis(300);
 /// What a crash may repeat: what runs, and as many that are not settled.
 pub(super) const UNSETTLED: u64 = 2 * CONCURRENCY as u64;
 
@@ -38,8 +40,10 @@ pub async fn run_child<Q: Queue>(queue: Q) {
     let store = store.unwrap_or_else(|| Arc::new(MemoryStore::default()));
     let source = queue.connect(SOURCE.into(), &setup.source).await;
     let source = source.expect("the source can be made");
+    let quiet = QUIET + source.features().lease.unwrap_or_default().min(QUIET);
     let watch = Watch::new(source.features(), history.clone());
-    let target = Target::new(history.clone(), watch, setup.script);
+    let target = Target::new(history.clone(), watch.clone(), setup.script);
+    let source = Watched::new(source, watch.clone());
     let router = Router::builder()
         .plan(setup.plan)
         .shared_store(store)
@@ -48,6 +52,7 @@ pub async fn run_child<Q: Queue>(queue: Q) {
     let router = router.source(SOURCE, source).start().await;
     let router = router.expect("the router starts");
     input_ends().await;
+    nothing_comes(&watch, quiet).await;
     router.stop(Duration::from_secs(10)).await;
 }
 
@@ -69,6 +74,17 @@ fn setup() -> Setup {
 async fn input_ends() {
     let ended = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     let _ = ended.await;
+}
+
+/// Nothing is out and nothing was received for so long: loans that ended have come again.
+async fn nothing_comes(watch: &Watch, quiet: Duration) {
+    loop {
+        let received = watch.received();
+        tokio::time::sleep(quiet).await;
+        if watch.out() == 0 && watch.received() == received {
+            return;
+        }
+    }
 }
 
 /// The routers of one case, one after the other.
@@ -122,6 +138,16 @@ impl<'a> Children<'a> {
     /// Waits until all was delivered, and lets the last router stop as it should.
     pub(super) async fn finish(&mut self, all: u64) -> Result<(), End> {
         self.until_all(all).await?;
+        self.stops().await
+    }
+
+    /// Another router finds what is left, if anything.
+    pub(super) async fn finish_rest(&mut self) -> Result<(), End> {
+        self.child = start(self.bench, &self.file).await?;
+        self.stops().await
+    }
+
+    async fn stops(&mut self) -> Result<(), End> {
         drop(self.child.0.stdin.take());
         let patience = tokio::time::Instant::now() + PATIENCE;
         loop {

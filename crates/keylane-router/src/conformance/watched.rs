@@ -52,11 +52,20 @@ struct Seen {
     faults: Vec<String>,
 }
 
+impl Seen {
+    /// How many are out and not being settled.
+    fn held(&self) -> usize {
+        self.out.values().filter(|out| !out.settling).count()
+    }
+}
+
 struct Out {
     key: Option<Key>,
     instance: usize,
     /// When it was received or renewed.
     since: Instant,
+    /// The broker is being told: it may act on it before it has answered.
+    settling: bool,
 }
 
 struct Hook {
@@ -131,7 +140,7 @@ impl Watch {
 
     /// How many are out now.
     pub(super) fn out(&self) -> usize {
-        self.lock().out.len()
+        self.lock().held()
     }
 
     pub(super) fn received(&self) -> u64 {
@@ -194,7 +203,7 @@ impl Watch {
             }
         }
         let lease = self.features.lease.unwrap_or(Duration::MAX);
-        let on_loan = |out: &&Out| out.since.elapsed() < lease;
+        let on_loan = |out: &&Out| !out.settling && out.since.elapsed() < lease;
         let out = seen.out.values().filter(on_loan);
         let keys: HashSet<Key> = out.filter_map(|out| out.key.clone()).collect();
         for received in batch {
@@ -204,10 +213,11 @@ impl Watch {
                 key,
                 instance: self.instance,
                 since: Instant::now(),
+                settling: false,
             };
             seen.out.insert(received.identity.id.clone(), out);
         }
-        seen.most_out = seen.most_out.max(seen.out.len());
+        seen.most_out = seen.most_out.max(seen.held());
     }
 
     fn look_at<R>(&self, seen: &mut Seen, received: &Received<R>, out: &HashSet<Key>) {
@@ -344,12 +354,32 @@ impl<S: Source> Source for Watched<S> {
 }
 
 impl<T: Settler> WatchedSettler<T> {
-    /// They are no longer out: the broker may act on it before it has answered.
-    fn let_go(&self, receipts: &[WatchedReceipt<T::Receipt>]) {
+    /// The broker is told of these.
+    fn begin(&self, receipts: &[WatchedReceipt<T::Receipt>]) {
         let mut seen = self.watch.lock();
         for receipt in receipts {
-            seen.out.remove(&receipt.id);
+            if let Some(out) = seen.out.get_mut(&receipt.id) {
+                out.settling = true;
+            }
         }
+    }
+
+    /// The broker has answered. What came again meanwhile is out again.
+    fn end(
+        &self,
+        receipts: &[WatchedReceipt<T::Receipt>],
+        results: &[Result<(), SettleError>],
+        what: &str,
+    ) {
+        let mut seen = self.watch.lock();
+        for (receipt, result) in receipts.iter().zip(results) {
+            let settling = seen.out.get(&receipt.id).is_some_and(|out| out.settling);
+            if settling && !matches!(result, Err(SettleError::Again(_))) {
+                seen.out.remove(&receipt.id);
+            }
+        }
+        drop(seen);
+        self.lost(receipts, results, what);
     }
 
     fn lost(
@@ -393,10 +423,10 @@ impl<T: Settler> Settler for WatchedSettler<T> {
         for receipt in &receipts {
             self.watch.record(EventKind::Ack, receipt.label.as_ref());
         }
-        self.let_go(&receipts);
+        self.begin(&receipts);
         let acked = self.inner.ack(inner(&receipts));
         let results = meanwhile(acked, self.watch.step(Step::Settle)).await;
-        self.lost(&receipts, &results, "an ack");
+        self.end(&receipts, &results, "an ack");
         results
     }
 
@@ -405,16 +435,16 @@ impl<T: Settler> Settler for WatchedSettler<T> {
         receipts: Vec<Self::Receipt>,
         delay: Duration,
     ) -> Vec<Result<(), SettleError>> {
-        self.let_go(&receipts);
+        self.begin(&receipts);
         let results = self.inner.give_back(inner(&receipts), delay).await;
-        self.lost(&receipts, &results, "a return");
+        self.end(&receipts, &results, "a return");
         results
     }
 
     async fn reject(&self, receipts: Vec<Self::Receipt>) -> Vec<Result<(), SettleError>> {
-        self.let_go(&receipts);
+        self.begin(&receipts);
         let results = self.inner.reject(inner(&receipts)).await;
-        self.lost(&receipts, &results, "a reject");
+        self.end(&receipts, &results, "a reject");
         results
     }
 
