@@ -202,7 +202,8 @@ impl Watch {
                 self.record(EventKind::LeaseLost, label.as_ref());
             }
         }
-        let lease = self.features.lease.unwrap_or(Duration::MAX);
+        // The broker counts from a little earlier than we do.
+        let lease = self.features.lease.unwrap_or(Duration::MAX) / 4 * 3;
         let on_loan = |out: &&Out| !out.settling && out.since.elapsed() < lease;
         let out = seen.out.values().filter(on_loan);
         let keys: HashSet<Key> = out.filter_map(|out| out.key.clone()).collect();
@@ -382,6 +383,23 @@ impl<T: Settler> WatchedSettler<T> {
         self.lost(receipts, results, what);
     }
 
+    /// What was renewed is on loan for another lease from then on.
+    fn renewed(
+        &self,
+        receipts: &[WatchedReceipt<T::Receipt>],
+        results: &[Result<(), SettleError>],
+        at: Instant,
+    ) {
+        let mut seen = self.watch.lock();
+        for (receipt, result) in receipts.iter().zip(results) {
+            let ours = seen.out.get_mut(&receipt.id);
+            let ours = ours.filter(|out| out.instance == self.watch.instance);
+            if let (Some(out), Ok(())) = (ours, result) {
+                out.since = at;
+            }
+        }
+    }
+
     fn lost(
         &self,
         receipts: &[WatchedReceipt<T::Receipt>],
@@ -449,17 +467,11 @@ impl<T: Settler> Settler for WatchedSettler<T> {
     }
 
     async fn renew(&self, receipts: Vec<Self::Receipt>) -> Vec<Result<(), SettleError>> {
-        {
-            let mut seen = self.watch.lock();
-            seen.renewed += receipts.len() as u64;
-            for receipt in &receipts {
-                if let Some(out) = seen.out.get_mut(&receipt.id) {
-                    out.since = Instant::now();
-                }
-            }
-        }
+        self.watch.lock().renewed += receipts.len() as u64;
+        let begun = Instant::now();
         let renewed = self.inner.renew(inner(&receipts));
         let results = meanwhile(renewed, self.watch.step(Step::Renew)).await;
+        self.renewed(&receipts, &results, begun);
         self.lost(&receipts, &results, "a renewal");
         results
     }
