@@ -60,6 +60,7 @@ impl Seen {
 }
 
 struct Out {
+    label: Option<Arc<str>>,
     key: Option<Key>,
     instance: usize,
     /// When it was received or renewed.
@@ -204,6 +205,7 @@ impl Watch {
         }
         // The broker counts from a little earlier than we do.
         let lease = self.features.lease.unwrap_or(Duration::MAX) / 4 * 3;
+        self.take_over(&mut seen, batch, lease);
         let on_loan = |out: &&Out| !out.settling && out.since.elapsed() < lease;
         let out = seen.out.values().filter(on_loan);
         let keys: HashSet<Key> = out.filter_map(|out| out.key.clone()).collect();
@@ -211,6 +213,7 @@ impl Watch {
             self.look_at(&mut seen, received, &keys);
             let key = received.key.clone();
             let out = Out {
+                label: label_of(&received.body),
                 key,
                 instance: self.instance,
                 since: Instant::now(),
@@ -219,6 +222,19 @@ impl Watch {
             seen.out.insert(received.identity.id.clone(), out);
         }
         seen.most_out = seen.most_out.max(seen.held());
+    }
+
+    /// A key that is handed to this instance is no other's: what another had out of it, and did not
+    /// renew, is on loan no more.
+    fn take_over<R>(&self, seen: &mut Seen, batch: &[Received<R>], lease: Duration) {
+        let keys: HashSet<&Key> = batch.iter().filter_map(|r| r.key.as_ref()).collect();
+        let over = |_: &BrokerId, out: &mut Out| {
+            let taken = out.key.as_ref().is_some_and(|key| keys.contains(key));
+            taken && out.instance != self.instance && out.since.elapsed() >= lease
+        };
+        for (_, out) in seen.out.extract_if(over) {
+            self.record(EventKind::LeaseLost, out.label.as_ref());
+        }
     }
 
     fn look_at<R>(&self, seen: &mut Seen, received: &Received<R>, out: &HashSet<Key>) {
