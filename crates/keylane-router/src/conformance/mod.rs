@@ -1,7 +1,7 @@
 //! One ordering contract on all sources: the suite that says whether a source keeps it.
 //!
 //! An adapter implements [`Source`](crate::source::Source); to have it judged, say by [`Subject`]
-//! and [`Queue`] how a queue is made, filled and broken, and let [`conformance_tests!`] make one
+//! and [`Queue`] how a queue is made, filled and broken, and let `conformance_tests!` make one
 //! test per case:
 //!
 //! ```ignore

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::time::Instant;
 
 use super::store::MemoryStore;
 use super::subject::{AnyQueue, AnySubject, Attach, Fault, Published};
@@ -15,6 +16,7 @@ use super::watched::Watch;
 use crate::Router;
 use crate::chance::Chance;
 use crate::history::{self, By, Event, EventKind, History, Recorder, Report};
+use crate::lease::LeaseClock;
 use crate::plan::{Envelope, Plan, PoolPlan, SourceKind, SourcePlan};
 use crate::source::Features;
 use crate::store::{LaneName, Store};
@@ -194,6 +196,21 @@ impl Rig {
     }
 }
 
+/// The runtime's clock, so that leases stand still when it is paused.
+struct RuntimeClock(Instant);
+
+impl Default for RuntimeClock {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl LeaseClock for RuntimeClock {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
 pub(super) async fn router(
     plan: &Plan,
     store: &Arc<dyn Store>,
@@ -204,7 +221,8 @@ pub(super) async fn router(
         .plan(plan.clone())
         .shared_store(store.clone())
         .dispatch(target.clone())
-        .history(history.clone());
+        .history(history.clone())
+        .lease_clock(RuntimeClock::default());
     let started = builder.start().await;
     started.map_err(|error| End::from(Attach::Start(error)))
 }

@@ -217,7 +217,7 @@ pub(crate) fn features(lease: Duration) -> Features {
         confirmed_acks: true,
         positions: true,
         keyless_serial: true,
-        several: Several::Nothing,
+        several: Several::KeyLock,
     }
 }
 
