@@ -626,8 +626,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "closed-is-asked-before-the-lock",
         invariant: "L4",
         file: SHELL,
-        find: "        let mut inbox = lock(&self.inbox);\n        if inbox.closed {\n            return Err(NotTaken::Closed(job));\n        }\n        if inbox.direct {",
-        replace: "        if self.is_closed() {\n            return Err(NotTaken::Closed(job));\n        }\n        let mut inbox = lock(&self.inbox);\n        if inbox.direct {",
+        find: "        let mut inbox = lock(&self.inbox.0);\n        if inbox.closed {\n            return Err(NotTaken::Closed(job));\n        }\n        if inbox.direct {",
+        replace: "        if self.is_closed() {\n            return Err(NotTaken::Closed(job));\n        }\n        let mut inbox = lock(&self.inbox.0);\n        if inbox.direct {",
         test: SHUTTLE,
     },
     Mutation {
@@ -690,8 +690,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "cancel-before-the-first-poll-is-lost",
         invariant: "L4",
         file: JOB,
-        find: "        state.cancel.get_or_insert(why);\n        let driver = state.driver.take();",
-        replace: "        if state.driver.is_some() {\n            state.cancel.get_or_insert(why);\n        }\n        let driver = state.driver.take();",
+        find: "        state.cancel.get_or_insert(why);\n        self.asked.store(true, Ordering::Release);",
+        replace: "        if state.driver.is_some() {\n            state.cancel.get_or_insert(why);\n            self.asked.store(true, Ordering::Release);\n        }",
         test: SHUTTLE,
     },
     Mutation {

@@ -813,7 +813,9 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             return index;
         }
         let spec = spec(&key);
-        self.clock |= spec.limits.is_some_and(|limits| limits.rate.is_some());
+        // The same as everybody's need no place of their own; new ones are asked for anew.
+        let own = spec.limits.filter(|limits| *limits != self.limits.lane);
+        self.clock |= own.is_some_and(|limits| limits.rate.is_some());
         let lane = Lane {
             key,
             hash,
@@ -827,7 +829,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             flush: Flush::No,
             stale: false,
             dormant: false,
-            extra: spec.limits.map(|limits| {
+            extra: own.map(|limits| {
                 Box::new(Extra {
                     limits: Some(limits),
                     ..Extra::default()
