@@ -2,25 +2,32 @@
 //! the source, in order and in batches.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Scale;
 use crate::counters::Counters;
-use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
+use crate::delivery::{
+    Delivery, Fate, Lender, Loan, Settled, Settlement, SourceEnd, Window,
+};
+use crate::fault;
 use crate::health::Trouble;
 use crate::jitter;
 use crate::lane::{LaneId, any_source};
 use crate::message::{BrokerId, Message};
 use crate::parse::{self, Malformed};
 use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
-use crate::pool::Pool;
+use crate::pool::{FULL_FOR, NotPut, Pool, Pushed};
+use crate::room::{Place, Room as Shares, Share};
 use crate::router::Inner;
 use crate::source::{Features, Received, Room, SettleError, Settler, Source};
+use crate::spill::Over;
 use crate::unsettled::Counted;
 
 /// The most settlements sent to a source at once.
@@ -31,6 +38,10 @@ const REMEMBERED: usize = 10_000;
 const MOMENT: Duration = Duration::from_millis(2);
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
+/// A pool that takes no more is asked for its successor after this.
+const POOL_GONE: Duration = Duration::from_millis(10);
+/// A source that waits for one lane says so this often.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// A running consumer, as the router sees it.
 pub(crate) struct Consumer {
@@ -60,6 +71,11 @@ impl Consumer {
     pub(crate) fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>) {
         self.held.add_held(ids, to);
     }
+
+    /// Whether this is out: its source has not confirmed a settlement of it.
+    pub(crate) fn is_out(&self, id: &BrokerId) -> bool {
+        self.held.is_out(id)
+    }
 }
 
 /// Starts to take messages from a source.
@@ -73,7 +89,7 @@ pub(crate) fn start<S: Source>(
     router.announce(&name, &features);
     let scale = features.positions.then(|| router.shared.audit.new_scale());
     let (to_settle, settlements) = mpsc::unbounded_channel();
-    let held = Arc::new(Held::default());
+    let held = Arc::new(Held::new(plan.window));
     let stop = router.stop_taking.child_token();
     let tasks = TaskTracker::new();
     let settle = Settle {
@@ -90,8 +106,17 @@ pub(crate) fn start<S: Source>(
         plan: plan.clone(),
         features: features.clone(),
         scale,
+        end: Arc::new(SourceEnd {
+            to_settle,
+            window: held.clone(),
+        }),
+        relief: Relief {
+            name: name.clone(),
+            held: held.clone(),
+            router: router.clone(),
+            warned: Mutex::default(),
+        },
         held: held.clone(),
-        to_settle,
         router,
         stop: stop.clone(),
         counters: HashMap::new(),
@@ -117,10 +142,16 @@ pub(crate) fn start<S: Source>(
 
 /// What is out: received and not settled, by the broker's own id.
 struct Held<R> {
-    table: Mutex<HashMap<BrokerId, Entry<R>>>,
+    out: Mutex<Out<R>>,
     changed: Notify,
     /// Acked lately, where an ack may be lost on its way without anybody knowing.
     acked: Mutex<Recent>,
+}
+
+struct Out<R> {
+    table: HashMap<BrokerId, Entry<R>>,
+    /// Which lanes have how much of it.
+    shares: Shares,
 }
 
 /// The last few ids, oldest forgotten first.
@@ -146,13 +177,29 @@ impl Recent {
 /// The ids of what is out, whatever the source's receipts are.
 trait HeldIds: Send + Sync {
     fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>);
+    fn is_out(&self, id: &BrokerId) -> bool;
 }
 
 impl<R: Clone + Send> HeldIds for Held<R> {
     // Not by an index: what is out is no more than a window, and this is asked seldom.
     fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>) {
-        let table = self.lock();
-        to.extend(table.values().filter_map(|entry| ids.get(&*entry.message)));
+        let out = self.lock();
+        let entries = out.table.values();
+        to.extend(entries.filter_map(|entry| ids.get(&*entry.message)));
+    }
+
+    fn is_out(&self, id: &BrokerId) -> bool {
+        self.lock().table.contains_key(id)
+    }
+}
+
+impl<R: Clone + Send> Window for Held<R> {
+    fn hold(&self, place: &Place) {
+        self.lock().shares.hold(place);
+    }
+
+    fn moved(&self, place: &Place) {
+        self.lock().shares.moved(place);
     }
 }
 
@@ -162,21 +209,26 @@ struct Entry<R> {
     /// The newest one: a message that comes again while it is here is settled with that.
     receipt: R,
     counters: Arc<Counters>,
+    /// Its lane, and what it takes of that lane's share.
+    place: Arc<Place>,
+    bytes: u64,
 }
 
-impl<R> Default for Held<R> {
-    fn default() -> Self {
+impl<R: Clone> Held<R> {
+    fn new(window: NonZeroUsize) -> Self {
+        let out = Out {
+            table: HashMap::new(),
+            shares: Shares::new(window),
+        };
         Self {
-            table: Mutex::default(),
+            out: Mutex::new(out),
             changed: Notify::new(),
             acked: Mutex::default(),
         }
     }
-}
 
-impl<R: Clone> Held<R> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<BrokerId, Entry<R>>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Out<R>> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many more may be out. Where that is little, what is settled in a moment is waited for:
@@ -199,7 +251,7 @@ impl<R: Clone> Held<R> {
     async fn room_for(&self, enough: usize, window: usize) -> usize {
         loop {
             let changed = self.changed.notified();
-            let room = window.saturating_sub(self.lock().len());
+            let room = window.saturating_sub(self.lock().table.len());
             if room >= enough {
                 return room;
             }
@@ -209,8 +261,8 @@ impl<R: Clone> Held<R> {
 
     /// Notes the newest receipt of a message that is here already.
     fn comes_again(&self, id: &BrokerId, receipt: &R) -> Option<Arc<Counters>> {
-        let mut table = self.lock();
-        let entry = table.get_mut(id)?;
+        let mut out = self.lock();
+        let entry = out.table.get_mut(id)?;
         entry.receipt = receipt.clone();
         Some(entry.counters.clone())
     }
@@ -229,20 +281,104 @@ impl<R: Clone> Held<R> {
     }
 
     fn receipts(&self, ids: &[BrokerId]) -> Vec<(BrokerId, R)> {
-        let table = self.lock();
+        let out = self.lock();
         let known = ids
             .iter()
-            .filter_map(|id| Some((id.clone(), table.get(id)?.receipt.clone())));
+            .filter_map(|id| Some((id.clone(), out.table.get(id)?.receipt.clone())));
         known.collect()
     }
 
     fn forget<'a>(&self, ids: impl IntoIterator<Item = &'a BrokerId>) {
-        let mut table = self.lock();
+        let mut out = self.lock();
         for id in ids {
-            table.remove(id);
+            if let Some(entry) = out.table.remove(id) {
+                out.shares.remove(&entry.place, entry.bytes);
+            }
         }
-        drop(table);
+        drop(out);
         self.changed.notify_waiters();
+    }
+}
+
+/// Sees to lanes that have more than their part of a source's window.
+struct Relief<R> {
+    name: Arc<str>,
+    held: Arc<Held<R>>,
+    router: Arc<Inner>,
+    /// Which lane was warned about last, and when.
+    warned: Mutex<Option<(Arc<Place>, Instant)>>,
+}
+
+impl<R: Clone + Send> Relief<R> {
+    /// How many more may be out. While that is none, lanes that are over make room.
+    async fn room(&self, window: usize) -> usize {
+        let mut room = std::pin::pin!(self.held.room(window));
+        loop {
+            self.longest_held();
+            match tokio::time::timeout(FULL_FOR, &mut room).await {
+                Ok(room) => return room,
+                Err(_) => self.full(),
+            }
+        }
+    }
+
+    /// Held lanes have half of the window or more: the longest-held are over.
+    fn longest_held(&self) {
+        loop {
+            let over = self.held.lock().shares.over_half();
+            let Some(place) = over else {
+                return;
+            };
+            self.relieve(&place, "held lanes have half of the window");
+        }
+    }
+
+    /// Nobody could be let in for a while: who has a quarter of the window or more is over.
+    fn full(&self) {
+        let over = self.held.lock().shares.over_quarter();
+        for place in over {
+            self.relieve(&place, "it has a quarter of the full window");
+        }
+    }
+
+    /// The pool's bytes are all in use: its held lanes make room.
+    fn heavy(&self, pool: &Pool) {
+        let half = pool.plan().byte_budget / 2;
+        let over = self.held.lock().shares.longest_held(&pool.name, half);
+        for place in over {
+            self.held.lock().shares.moved(&place);
+            self.relieve(&place, "held lanes have the bytes of its pool");
+        }
+    }
+
+    fn relieve(&self, place: &Arc<Place>, why: &str) {
+        let Some(pool) = self.router.routes.find(&place.pool) else {
+            return;
+        };
+        match self.router.shared.overflow(&pool.plan(), &self.name) {
+            Overflow::Spill => pool.overflow(&place.lane, Over::Spill(why.to_owned())),
+            Overflow::Return => pool.overflow(&place.lane, Over::Return),
+            Overflow::Wait => self.warn(place, why),
+        }
+    }
+
+    /// The source waits for this lane, unless it gives back what does not fit.
+    fn warn_waiting(&self, place: Place, pool: &Pool) {
+        if self.router.shared.overflow(&pool.plan(), &self.name) == Overflow::Wait {
+            self.warn(&Arc::new(place), "it has as much as it may have");
+        }
+    }
+
+    /// The source waits for this lane.
+    fn warn(&self, place: &Arc<Place>, why: &str) {
+        let now = Instant::now();
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = |(last, at): &(Arc<Place>, Instant)| last == place && now - *at < WARN_EVERY;
+        if !warned.as_ref().is_some_and(known) {
+            let (source, pool, lane) = (&*self.name, &*place.pool, &place.lane);
+            tracing::warn!(source, pool, ?lane, "the source waits for this lane: {why}");
+            *warned = Some((place.clone(), now));
+        }
     }
 }
 
@@ -254,7 +390,8 @@ struct Consume<S: Source> {
     features: Features,
     scale: Option<Scale>,
     held: Arc<Held<S::Receipt>>,
-    to_settle: mpsc::UnboundedSender<Settled<BrokerId>>,
+    end: Arc<SourceEnd>,
+    relief: Relief<S::Receipt>,
     router: Arc<Inner>,
     stop: CancellationToken,
     counters: HashMap<Arc<str>, Arc<Counters>>,
@@ -271,7 +408,7 @@ impl<S: Source> Consume<S> {
             let messages = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                room = self.held.room(self.plan.window.get()) => room,
+                room = self.relief.room(self.plan.window.get()) => room,
             };
             let room = Room {
                 messages,
@@ -346,13 +483,11 @@ impl<S: Source> Consume<S> {
             .route(code, lane_of, &self.router.counters);
         let counters = self.counters_of(&pool);
         counters.received.one();
-        let receipt = received.receipt.clone();
-        let entry = Entry {
-            message: message.id.clone(),
-            receipt,
-            counters: counters.clone(),
+        let place = Place {
+            pool: pool.name.clone(),
+            lane: lane.clone(),
         };
-        self.held.lock().insert(received.identity.id.clone(), entry);
+        let place = self.note_out(&received, message.id.clone(), counters.clone(), place);
         let stay = self.router.store.stay(&received.identity);
         let loan = Loan {
             identity: received.identity,
@@ -361,12 +496,35 @@ impl<S: Source> Consume<S> {
             batch: received.batch,
             body: received.body,
             headers: received.headers,
-            lender: Lender::Source(self.to_settle.clone()),
+            place: Some(place),
+            lender: Lender::Source(self.end.clone()),
         };
         let mut delivery = Box::new(Delivery::new(loan, message, lane, stay, counters));
         delivery.origin = self.router.dispatch.origin_of(&delivery.message);
         delivery.fate = too_large(&delivery, &pool.plan()).unwrap_or(fate);
         (pool, delivery)
+    }
+
+    /// It is out from now on.
+    fn note_out(
+        &self,
+        received: &Received<S::Receipt>,
+        message: Arc<str>,
+        counters: Arc<Counters>,
+        place: Place,
+    ) -> Arc<Place> {
+        let bytes = received.body.len() as u64;
+        let mut out = self.held.lock();
+        let place = out.shares.add(place, bytes);
+        let entry = Entry {
+            message,
+            receipt: received.receipt.clone(),
+            counters,
+            place: place.clone(),
+            bytes,
+        };
+        out.table.insert(received.identity.id.clone(), entry);
+        place
     }
 
     fn lane(&self, plan: &PoolPlan, key: Option<&crate::message::Key>, id: &BrokerId) -> LaneId {
@@ -415,23 +573,84 @@ impl<S: Source> Consume<S> {
         if refused.contains(&place) {
             return give_back(delivery);
         }
-        let held = self.held.clone();
-        loop {
-            let changed = held.changed.notified();
-            delivery = match pool.push(delivery.lane.clone(), delivery) {
-                Ok(()) => return,
-                Err(delivery) => delivery,
-            };
-            if self.stop.is_cancelled() || self.overflow(&pool) == Overflow::Return {
+        let weight = tokio::select! {
+            weight = pool.weigh(delivery.bytes(), || self.relief.heavy(&pool)) => weight,
+            () = self.stop.cancelled() => {
                 refused.insert(place);
                 return give_back(delivery);
             }
-            // The source takes no more until there is room in this lane.
+        };
+        delivery.weight = Some(weight);
+        let held = self.held.clone();
+        loop {
+            let changed = held.changed.notified();
+            let closed = match self.push(&pool, delivery) {
+                Ok(()) => return,
+                Err(not_put) => {
+                    delivery = not_put.delivery;
+                    not_put.closed
+                }
+            };
+            let returns = self.overflow(&pool) == Overflow::Return && !closed;
+            if self.stop.is_cancelled() || returns {
+                refused.insert(place);
+                return give_back(delivery);
+            }
+            // The source takes no more until there is room in this lane, or another pool for it.
             tokio::select! {
                 () = changed => {}
+                () = tokio::time::sleep(POOL_GONE), if closed => {}
                 () = self.stop.cancelled() => {}
             }
             pool = self.again(&pool, &mut delivery);
+        }
+    }
+
+    /// Puts a delivery into its lane, unless the lane is over and waits or goes back.
+    fn push(&self, pool: &Arc<Pool>, delivery: Box<Delivery>) -> Result<(), NotPut> {
+        let place = Place {
+            pool: pool.name.clone(),
+            lane: delivery.lane.clone(),
+        };
+        let spills = self.overflow(pool) == Overflow::Spill;
+        let Share { messages, bytes } = self.held.lock().shares.share(&place);
+        // An empty lane always takes one.
+        let heavy = messages > 1 && bytes > pool.plan().byte_budget / 4;
+        if heavy && !spills {
+            self.relief.warn_waiting(place, pool);
+            let closed = false;
+            return Err(NotPut { delivery, closed });
+        }
+        let pushed = match pool.push(delivery, !spills) {
+            Ok(pushed) => pushed,
+            Err(not_put) => {
+                if !not_put.closed {
+                    self.relief.warn_waiting(place, pool);
+                }
+                return Err(not_put);
+            }
+        };
+        self.pushed(pool, &place, &pushed, heavy && spills);
+        Ok(())
+    }
+
+    /// What follows from a push: the lane may be over now, or be stored already.
+    fn pushed(&self, pool: &Arc<Pool>, place: &Place, pushed: &Pushed, heavy: bool) {
+        if pushed.paused {
+            self.held.lock().shares.hold(place);
+        }
+        if self.overflow(pool) != Overflow::Spill {
+            return;
+        }
+        let over = heavy || pushed.before >= pool.lane_capacity(&place.lane);
+        let why = match over {
+            true => "it has as much as it may have",
+            false => "what came before it is stored",
+        };
+        let store = &self.router.store;
+        let name = || place.lane.name(&place.pool);
+        if over || store.parks_any() && store.parked_lane(&name()).is_some() {
+            pool.overflow(&place.lane, Over::Spill(why.to_owned()));
         }
     }
 
@@ -453,12 +672,7 @@ impl<S: Source> Consume<S> {
     }
 
     fn overflow(&self, pool: &Pool) -> Overflow {
-        let default = if self.features.ordered_return && self.features.delayed_return {
-            Overflow::Return
-        } else {
-            Overflow::Wait
-        };
-        pool.plan().overflow.unwrap_or(default)
+        self.router.shared.overflow(&pool.plan(), &self.name)
     }
 }
 
@@ -532,10 +746,12 @@ impl<T: Settler> Settle<T> {
         loop {
             let (ids_now, receipts): (Vec<_>, Vec<_>) =
                 self.held.receipts(&ids).into_iter().unzip();
+            fault::point("settle:before");
             let results = match settlement {
                 Settlement::Ack => self.settler.ack(receipts).await,
                 Settlement::Return { delay } => self.settler.give_back(receipts, *delay).await,
             };
+            fault::point("settle:after");
             if self.remember && *settlement == Settlement::Ack {
                 self.held.remember_acked(&ids_now);
             }
@@ -566,7 +782,7 @@ impl<T: Settler> Settle<T> {
                 }
                 Err(SettleError::Lost(text)) => {
                     tracing::warn!(source = &*self.name, %id, "a lease was lost: {text}");
-                    if let Some(entry) = self.held.lock().get(&id) {
+                    if let Some(entry) = self.held.lock().table.get(&id) {
                         entry.counters.lost_leases.one();
                     }
                     over.push(id);

@@ -8,6 +8,8 @@ mod delivery;
 pub mod dispatch;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+mod fault;
+mod feed;
 pub mod health;
 pub mod history;
 mod jitter;
@@ -18,16 +20,18 @@ pub mod parse;
 pub mod plan;
 mod pool;
 mod process;
-mod replay;
+mod room;
 mod route;
 mod router;
 pub mod source;
+mod spill;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod unsettled;
 mod verbs;
 mod waits;
+mod weight;
 
 pub use router::{Builder, Router, StartError};
 pub use verbs::{By, VerbError};

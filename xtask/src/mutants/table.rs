@@ -321,8 +321,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "flush-does-not-wait",
         invariant: "L10",
         file: LANES,
-        find: "        if lane.flush != Flush::Wanted || lane.running > 0 {",
-        replace: "        if lane.flush != Flush::Wanted {",
+        find: "lane.flush == Flush::Wanted && lane.running > 0;",
+        replace: "false;",
         test: HISTORIES,
     },
     Mutation {
@@ -441,8 +441,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "redelivered-is-called-again",
         invariant: "R4",
         file: CONSUME,
-        find: "        let entry = table.get_mut(id)?;\n",
-        replace: "        let entry = table.get_mut(id).filter(|_| false)?;\n",
+        find: "        let entry = out.table.get_mut(id)?;\n",
+        replace: "        let entry = out.table.get_mut(id).filter(|_| false)?;\n",
         test: ROUTED,
     },
     Mutation {
@@ -457,8 +457,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "parked-keys-go-on",
         invariant: "R7",
         file: POOL,
-        find: "        if !delivery.is_stored() && self.is_parked(&lane) {\n",
-        replace: "        if false && self.is_parked(&lane) {\n",
+        find: "        if self.belongs_to_the_store(&delivery) {\n",
+        replace: "        if false && self.belongs_to_the_store(&delivery) {\n",
         test: ROUTED,
     },
     Mutation {
@@ -489,8 +489,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "running-ones-need-no-room",
         invariant: "R9",
         file: POOL,
-        find: "state.map_or(0, |lane| lane.running + lane.waiting)",
-        replace: "state.map_or(0, |lane| lane.waiting)",
+        find: "let before = state.map_or(0, |lane| lane.running + lane.waiting);",
+        replace: "let before = state.map_or(0, |lane| lane.waiting);",
         test: ROUTED,
     },
     Mutation {

@@ -2,6 +2,7 @@
 //! embedded queue cannot show a case.
 
 mod audit;
+mod broker;
 mod cascade;
 mod failure_table;
 mod faults;
@@ -9,6 +10,9 @@ mod order;
 mod pools;
 mod redelivery;
 mod rounds;
+mod soak;
+mod spill;
+mod spill_crash;
 mod stop;
 mod test_source;
 pub(crate) mod top;

@@ -6,6 +6,7 @@
 
 mod alarm;
 mod floor;
+mod flow;
 mod goals;
 mod instant;
 mod machine;
@@ -75,16 +76,19 @@ enum Part {
     OpenLoop,
     /// Batches of 100 messages, ten at a time
     Original,
+    /// Good keys beside bad ones, on a source that takes nothing back
+    Flow,
     /// Many keys in memory, and doing nothing
     Memory,
 }
 
-const ALL: [Part; 6] = [
+const ALL: [Part; 7] = [
     Part::Instant,
     Part::Flat,
     Part::Publish,
     Part::OpenLoop,
     Part::Original,
+    Part::Flow,
     Part::Memory,
 ];
 
@@ -154,6 +158,7 @@ async fn measure_part(
         Part::Publish => publish::measure(&data, report).await,
         Part::OpenLoop => open_loop::measure(&mut target, &data, args.full, report).await,
         Part::Original => original::measure(&mut target, &data, report).await,
+        Part::Flow => flow::measure(&data, report).await,
         Part::Memory => memory::measure(&mut target, &data, rss, report).await,
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use keylane_router::StartError;
 use keylane_router::embedded::NewMessage;
-use keylane_router::plan::{KeyPlan, Overflow, Plan, PoolPlan, Rate};
+use keylane_router::plan::{KeyPlan, LaneScope, Overflow, Plan, PoolPlan, Rate};
 use keylane_router::testing::{Answer, Request, fixed};
 use tokio::sync::Semaphore;
 
@@ -119,9 +119,10 @@ async fn a_reload_refuses_what_a_start_refuses_and_changes_nothing() {
     let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
     let mut spilling = plan;
     pool(&mut spilling).overflow = Some(Overflow::Spill);
+    pool(&mut spilling).lane_scope = LaneScope::Pool;
     pool(&mut spilling).concurrency = NonZeroUsize::MIN.into();
     let refused = top.router.reload(spilling).await;
-    assert_eq!(refused, Err(StartError::NoSpill("default".into())));
+    assert_eq!(refused, Err(StartError::SpillShared("default".into())));
     let concurrency = top.router.plan().pools["default"].concurrency;
     assert_eq!(concurrency, quick_plan().pools["default"].concurrency);
 }
