@@ -13,9 +13,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::audit::Scale;
 use crate::counters::Counters;
-use crate::delivery::{
-    Delivery, Fate, Lender, Loan, Settled, Settlement, SourceEnd, Window,
-};
+use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement, SourceEnd, Window};
 use crate::fault;
 use crate::health::Trouble;
 use crate::jitter;

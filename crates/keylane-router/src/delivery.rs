@@ -47,11 +47,6 @@ pub(crate) enum Fate {
     Return,
     /// Its key is stored: store it behind that.
     ParkBehind,
-    /// Its key is over: store it whole.
-    Spill {
-        /// A sentence.
-        reason: String,
-    },
     /// Store its key whole.
     Park {
         /// A sentence.
@@ -193,9 +188,8 @@ impl Delivery {
 
     /// Its lane is held because of it. What that means for the window is seen to here.
     pub(crate) fn note_held(&self) {
-        if !self.held.swap(true, Ordering::Relaxed)
-            && let (Some(place), Some(Lender::Source(end))) = (&self.place, &self.lender)
-        {
+        self.held.store(true, Ordering::Relaxed);
+        if let (Some(place), Some(Lender::Source(end))) = (&self.place, &self.lender) {
             end.window.hold(place);
         }
     }
@@ -207,9 +201,16 @@ impl Delivery {
 
     /// The bytes it takes of memory: its body, and its payload where that is not a part of it.
     pub(crate) fn bytes(&self) -> u64 {
-        let (body, payload) = (self.body.as_ptr_range(), self.message.payload.as_ptr_range());
+        let (body, payload) = (
+            self.body.as_ptr_range(),
+            self.message.payload.as_ptr_range(),
+        );
         let inside = body.start <= payload.start && payload.end <= body.end;
-        let payload = if inside { 0 } else { self.message.payload.len() };
+        let payload = if inside {
+            0
+        } else {
+            self.message.payload.len()
+        };
         (self.body.len() + payload) as u64
     }
 

@@ -509,11 +509,9 @@ impl Handler<LaneId, Job> for Attempts {
             Fate::DeadLetter { reason, text } => {
                 self.dead_letter(delivery, lane, reason, text).await
             }
-            Fate::Return | Fate::Park { .. } | Fate::ParkBehind | Fate::Spill { .. } => {
-                Reply::Flush {
-                    job: Some(delivery),
-                }
-            }
+            Fate::Return | Fate::Park { .. } | Fate::ParkBehind => Reply::Flush {
+                job: Some(delivery),
+            },
         }
     }
 

@@ -93,7 +93,13 @@ impl Routes {
     /// The pool of this name, or the one that had it before the last changes.
     pub(crate) fn find(&self, name: &str) -> Option<Arc<Pool>> {
         let table = self.table();
-        let former = || table.former.values().flatten().find(|pool| *pool.name == *name);
+        let former = || {
+            table
+                .former
+                .values()
+                .flatten()
+                .find(|pool| *pool.name == *name)
+        };
         table.active.get(name).or_else(former).cloned()
     }
 

@@ -520,7 +520,12 @@ impl Inner {
                 pool.pause(LaneId::of(&lane));
             }
         }
-        let stored: HashSet<Arc<str>> = self.store.parked().into_iter().map(|p| p.lane.pool).collect();
+        let stored: HashSet<Arc<str>> = self
+            .store
+            .parked()
+            .into_iter()
+            .map(|p| p.lane.pool)
+            .collect();
         for pool in stored {
             if self.routes.pool(&pool).is_none() {
                 self.rehome(&pool).await;

@@ -168,9 +168,7 @@ impl Attempts {
         match (head.job.fate.clone(), over) {
             (Fate::Park { reason }, _) => self.park(lane, reason, jobs).await,
             (Fate::Return, _) => self.give_back(lane, jobs, false).await,
-            (Fate::Spill { reason }, _) | (_, Some(Over::Spill(reason))) => {
-                self.spill(lane, reason, jobs, running).await
-            }
+            (_, Some(Over::Spill(reason))) => self.spill(lane, reason, jobs, running).await,
             (_, Some(Over::Unload)) => self.unload(lane, jobs, running).await,
             (Fate::ParkBehind, _) => self.park_behind(lane, jobs).await,
             (_, Some(Over::Return)) => self.give_back(lane, jobs, true).await,
@@ -399,12 +397,8 @@ impl Attempts {
         if self.is_draining() {
             return self.give_back(lane, jobs, false).await;
         }
+        // After that its head is tried, and if it is still over, so is the store.
         let head = &mut jobs[0].job;
-        if head.fate == Fate::Attempt && !head.is_stored() {
-            head.fate = Fate::Spill {
-                reason: "it was over when the store could not take it".to_owned(),
-            };
-        }
         head.not_before = Some(Instant::now() + store_back_off(head.waits));
         head.waits += 1;
         jobs

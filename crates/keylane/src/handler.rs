@@ -391,12 +391,7 @@ where
         }
     }
 
-    fn flushed(
-        self: &Arc<Self>,
-        key: K,
-        jobs: Vec<(u64, J)>,
-        running: usize,
-    ) -> Flushing<J> {
+    fn flushed(self: &Arc<Self>, key: K, jobs: Vec<(u64, J)>, running: usize) -> Flushing<J> {
         let work = self.clone();
         let jobs = jobs
             .into_iter()

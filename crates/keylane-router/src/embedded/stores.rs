@@ -406,9 +406,8 @@ impl Store for EmbeddedStore {
             let Some(n) = find_parked_lane(connection, &lane)? else {
                 return Ok(Vec::new());
             };
-            let mut select = connection.prepare_cached(
-                "SELECT size FROM parked WHERE lane = ? ORDER BY row LIMIT ?",
-            )?;
+            let mut select = connection
+                .prepare_cached("SELECT size FROM parked WHERE lane = ? ORDER BY row LIMIT ?")?;
             let sizes = select.query_map((n, limit as i64), |row| {
                 row.get::<_, i64>(0).map(|size| size as u64)
             })?;
@@ -860,10 +859,9 @@ fn row_of(sql: &Connection, identity: &Identity) -> Result<u64, rusqlite::Error>
 }
 
 fn find_parked_lane(sql: &Connection, lane: &LaneName) -> Result<Option<i64>, rusqlite::Error> {
-    let mut select = sql
-        .prepare_cached(
-            "SELECT n FROM parked_lanes WHERE source = ? AND pool = ? AND key IS ? AND alone IS ?",
-        )?;
+    let mut select = sql.prepare_cached(
+        "SELECT n FROM parked_lanes WHERE source = ? AND pool = ? AND key IS ? AND alone IS ?",
+    )?;
     let of = (
         &*lane.source,
         &*lane.pool,

@@ -179,8 +179,12 @@ fn note(history: &Recorder, kind: EventKind) {
 /// How many messages this process has spilled so far.
 async fn spilled_by(server: &str) -> u64 {
     let answer = ask("GET", &format!("{server}/metrics"), &[], String::new()).await;
-    let text = answer.map(|answer| answer.text().to_owned()).unwrap_or_default();
-    let lines = text.lines().filter(|line| line.contains("outcome=\"spilled\""));
+    let text = answer
+        .map(|answer| answer.text().to_owned())
+        .unwrap_or_default();
+    let lines = text
+        .lines()
+        .filter(|line| line.contains("outcome=\"spilled\""));
     let counts = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
     counts.sum()
 }

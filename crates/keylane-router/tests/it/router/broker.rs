@@ -14,7 +14,7 @@ use keylane_router::plan::SourcePlan;
 use keylane_router::source::{
     BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError,
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// One message: its key and its number within the key.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ struct Inner {
     changed: Notify,
     /// Where acks are written down, if another process is to know of them.
     acks: Option<PathBuf>,
+    /// Acks are answered while this is off.
+    deaf: watch::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -87,6 +89,11 @@ impl Broker {
         state.waiting.extend(out);
         drop(state);
         self.inner.changed.notify_waiters();
+    }
+
+    /// Acks take no effect and are not answered, until it hears again.
+    pub(crate) fn set_deaf(&self, deaf: bool) {
+        self.inner.deaf.send_replace(deaf);
     }
 
     pub(crate) fn source(&self, name: &str) -> BrokerSource {
@@ -226,6 +233,8 @@ impl Settler for Broker {
     type Receipt = u64;
 
     async fn ack(&self, receipts: Vec<u64>) -> Vec<Result<(), SettleError>> {
+        let mut deaf = self.inner.deaf.subscribe();
+        let _ = deaf.wait_for(|deaf| !deaf).await;
         Broker::ack(self, &receipts);
         receipts.into_iter().map(|_| Ok(())).collect()
     }

@@ -93,7 +93,13 @@ async fn deliver_all(folder: &Path) {
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:"));
-    let kib: u64 = line.unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
+    let kib: u64 = line
+        .unwrap()
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
     kib << 10
 }
 

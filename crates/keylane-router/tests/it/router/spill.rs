@@ -86,7 +86,10 @@ impl Dispatch for Target {
             let (outcome, text) = match answer {
                 Answer::Fails => {
                     let class = "status-500".into();
-                    let reason = Reason { class, ..Reason::default() };
+                    let reason = Reason {
+                        class,
+                        ..Reason::default()
+                    };
                     (Outcome::Failed(reason), "failed")
                 }
                 Answer::Hangs(until) => {
@@ -335,8 +338,7 @@ async fn one_dead_origin_among_ten_does_not_stop_the_others() {
     plan.breaker.open = Duration::from_secs(3600);
     let keys: Vec<String> = (0..100).map(|key| format!("o{}-{key}", key % 10)).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-    let (dead, alive): (Vec<&str>, Vec<&str>) =
-        keys.iter().partition(|key| key.starts_with("o0-"));
+    let (dead, alive): (Vec<&str>, Vec<&str>) = keys.iter().partition(|key| key.starts_with("o0-"));
     let mut rig = Rig::new(plan.clone(), &dead).await;
     for _ in 0..4 {
         rig.publish(&keys);
@@ -438,13 +440,46 @@ async fn what_arrives_for_a_spilled_key_goes_behind_it() {
     for _ in 0..10 {
         rig.publish(&["bad"]);
     }
-    until("all is stored", || rig.stored() == 20 && rig.broker.is_empty()).await;
-    let rows = rig.db.store().parked_rows(lane("bad"), 0, 100).await.unwrap();
-    let ids: Vec<BrokerId> = rows.iter().map(|row| row.message.identity.id.clone()).collect();
+    until("all is stored", || {
+        rig.stored() == 20 && rig.broker.is_empty()
+    })
+    .await;
+    let rows = rig
+        .db
+        .store()
+        .parked_rows(lane("bad"), 0, 100)
+        .await
+        .unwrap();
+    let ids: Vec<BrokerId> = rows
+        .iter()
+        .map(|row| row.message.identity.id.clone())
+        .collect();
     assert!(ids.is_sorted(), "{ids:?}");
-    assert_eq!(rows[0].message.headers, [("from".into(), "the broker".into())]);
+    assert_eq!(
+        rows[0].message.headers,
+        [("from".into(), "the broker".into())]
+    );
     rig.target.heal();
     rig.router.retry_now(lane("bad"), me()).await.unwrap();
+    rig.empty().await;
+    rig.is_green();
+    rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_stays_until_its_source_has_heard_that_it_is_ours() {
+    let mut plan = restless();
+    pool(&mut plan).lane_capacity = NonZeroUsize::new(2).unwrap();
+    let mut rig = Rig::new(plan, &["bad"]).await;
+    rig.broker.set_deaf(true);
+    rig.publish(&["bad", "bad", "bad"]);
+    until("it is spilled", || rig.stored() == 3).await;
+    rig.target.heal();
+    rig.all_delivered(&["bad"]).await;
+    // If it died now, the source would give them all out again; the rows say that they are ours.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(rig.stored(), 3);
+    rig.broker.set_deaf(false);
     rig.empty().await;
     rig.is_green();
     rig.stop().await;
@@ -484,7 +519,7 @@ async fn lanes_that_run_several_at_once_are_spilled_whole_too() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_is_full_acks_nothing_says_so_and_goes_on_by_itself() {
     let options = Options {
-        store_budget: 4096,
+        store_budget: 64 << 10,
         ..Options::default()
     };
     let mut rig = Rig::with(restless(), &["bad"], options).await;
@@ -496,7 +531,7 @@ async fn a_store_that_is_full_acks_nothing_says_so_and_goes_on_by_itself() {
                 id: BrokerId::Sequence(1),
             },
             lane: lane("other"),
-            body: vec![0; 3500].into(),
+            body: vec![0; 63 << 10].into(),
             headers: Vec::new(),
             position: None,
         },
@@ -511,7 +546,11 @@ async fn a_store_that_is_full_acks_nothing_says_so_and_goes_on_by_itself() {
     }
     until("the trouble is known", || !rig.router.problems().is_empty()).await;
     let acked = rig.broker.acked() as u64;
-    assert_eq!(acked, rig.delivered("good"), "nothing of the bad key is acked");
+    assert_eq!(
+        acked,
+        rig.delivered("good"),
+        "nothing of the bad key is acked"
+    );
     assert_eq!(rig.stored(), 0);
     let audit = AuditEntry {
         at: SystemTime::now(),
@@ -524,7 +563,11 @@ async fn a_store_that_is_full_acks_nothing_says_so_and_goes_on_by_itself() {
     let numbers = rig.db.store().dead_letters(0, 10).await.unwrap();
     let numbers = numbers.iter().map(|letter| letter.number).collect();
     rig.target.heal();
-    rig.db.store().trim_dead_letters(numbers, audit).await.unwrap();
+    rig.db
+        .store()
+        .trim_dead_letters(numbers, audit)
+        .await
+        .unwrap();
     rig.empty().await;
     until("it is well again", || rig.router.problems().is_empty()).await;
     rig.is_green();
@@ -540,11 +583,17 @@ async fn a_spilled_key_can_be_parked_skipped_and_replayed() {
     rig.all_delivered(&["good"]).await;
     until("all is stored", || rig.stored() == 10).await;
     rig.router.park(lane("bad"), me()).await.unwrap();
-    until("nothing of it is in memory", || rig.router.pools()[0].lanes == 0).await;
+    until("nothing of it is in memory", || {
+        rig.router.pools()[0].lanes == 0
+    })
+    .await;
     assert!(!rig.is_spilled("bad"));
     let attempts = rig.check().counts.attempts;
     let rows = rig.db.store().parked_rows(lane("bad"), 0, 2).await.unwrap();
-    let (first, second) = (rows[0].message.identity.clone(), rows[1].message.identity.clone());
+    let (first, second) = (
+        rows[0].message.identity.clone(),
+        rows[1].message.identity.clone(),
+    );
     let wrong = rig.router.skip(lane("bad"), second, me()).await;
     assert_eq!(wrong, Err(VerbError::Conflict));
     rig.router.skip(lane("bad"), first, me()).await.unwrap();
@@ -623,7 +672,10 @@ async fn stored_keys_of_a_removed_pool_go_where_its_messages_go() {
     // As if the pool had been called otherwise before.
     rig.router.stop(Duration::from_secs(5)).await;
     let store = rig.db.store();
-    store.move_lanes("default".into(), "gone".into()).await.unwrap();
+    store
+        .move_lanes("default".into(), "gone".into())
+        .await
+        .unwrap();
     drop(store);
     let mut rig = rig.restart(with_mail).await;
     assert!(rig.db.store().parked_lane(&lane("bad")).is_some());
@@ -675,8 +727,14 @@ async fn spill_is_refused_where_it_cannot_be() {
     let Err(refused) = start(many).await else {
         panic!("it started");
     };
-    assert!(refused.to_string().contains("instances = \"many\""), "{refused}");
+    assert!(
+        refused.to_string().contains("instances = \"many\""),
+        "{refused}"
+    );
     let mut returning = quick_plan();
     pool(&mut returning).overflow = Some(Overflow::Return);
-    assert!(matches!(start(returning).await, Err(StartError::CannotReturn { .. })));
+    assert!(matches!(
+        start(returning).await,
+        Err(StartError::CannotReturn { .. })
+    ));
 }

@@ -188,11 +188,11 @@ fn it_dies_while_a_key_is_fed() {
 #[test]
 fn it_dies_again_and_again() {
     dies_at(&[
+        "settle:before*2",
         "spill:stored",
         "feed:pushed*2",
         "spill:acked",
         "feed:resolved*2",
-        "settle:before*2",
         "feed:removed",
     ]);
 }
