@@ -91,11 +91,19 @@ struct Feeder {
     events: mpsc::UnboundedReceiver<Fed>,
     /// Rows that are in the lane.
     out: BTreeMap<u64, Identity>,
-    /// Rows that are resolved and still in the store.
-    done: Vec<(u64, Identity, Option<Counted>)>,
+    /// Rows that are resolved and still in the store; what is fed next comes behind them.
+    done: Vec<Done>,
     not_before: Option<Instant>,
     /// The next wait for what nobody tells of.
     moment: Duration,
+}
+
+/// A row that is resolved.
+struct Done {
+    row: u64,
+    identity: Identity,
+    /// A crash would repeat it until it is forgotten.
+    _counted: Option<Counted>,
 }
 
 impl Feeder {
@@ -105,15 +113,14 @@ impl Feeder {
             while let Ok(event) = self.events.try_recv() {
                 self.note(event);
             }
-            if !self.done.is_empty() && !self.forget_done().await {
-                continue;
-            }
+            self.forget_done().await;
             if !self.out.is_empty() {
-                self.wait(None).await;
+                self.wait_for_news().await;
             } else if !self.is_wanted() {
                 if self.has_ended() {
                     return;
                 }
+                self.pause().await;
             } else if self.not_before.is_some_and(|at| at > Instant::now()) {
                 self.wait(self.not_before).await;
             } else {
@@ -141,7 +148,11 @@ impl Feeder {
             pool.row_moved(&LaneId::of(&self.lane));
         }
         match settled.settlement {
-            Settlement::Ack => self.done.push((settled.id, identity, settled.counted)),
+            Settlement::Ack => self.done.push(Done {
+                row: settled.id,
+                identity,
+                _counted: settled.counted,
+            }),
             Settlement::Return { delay } => {
                 let at = Instant::now() + delay;
                 self.not_before = self.not_before.max(Some(at));
@@ -149,30 +160,25 @@ impl Feeder {
         }
     }
 
-    /// What is resolved leaves the store; `false` when that is to be tried again.
-    async fn forget_done(&mut self) -> bool {
+    /// What is resolved leaves the store, in order.
+    async fn forget_done(&mut self) {
         // While its source has not heard that it is ours, it may come again: then the row says so.
         let router = self.router.clone();
-        let safe = |(_, identity, _): &(u64, Identity, Option<Counted>)| !router.is_out(identity);
-        let safe = self.done.iter().take_while(|done| safe(done)).count();
-        let rows: Vec<u64> = self.done[..safe].iter().map(|(row, ..)| *row).collect();
-        if rows.is_empty() {
-            self.pause().await;
-            return self.router.give_up.is_cancelled();
+        let known = |done: &&Done| !router.is_out(&done.identity);
+        let safe = self.done.iter().take_while(known).count();
+        if safe == 0 {
+            return;
         }
         fault::point("feed:resolved");
+        let rows: Vec<u64> = self.done[..safe].iter().map(|done| done.row).collect();
         match self.router.store.unpark(self.lane.clone(), rows).await {
             Ok(()) => {
                 fault::point("feed:removed");
                 self.router.health.well(Trouble::Store);
                 self.moment = MOMENT;
                 self.done.drain(..safe);
-                self.done.is_empty()
             }
-            Err(error) => {
-                self.trouble(&error).await;
-                false
-            }
+            Err(error) => self.trouble(&error).await,
         }
     }
 
@@ -185,6 +191,14 @@ impl Feeder {
             return;
         }
         self.pause().await;
+    }
+
+    /// Waits for an event; while something is to be forgotten, a moment at the most.
+    async fn wait_for_news(&mut self) {
+        match self.done.is_empty() {
+            true => self.wait(None).await,
+            false => self.pause().await,
+        }
     }
 
     /// Waits a moment, longer each time.
@@ -218,7 +232,8 @@ impl Feeder {
     fn has_ended(&mut self) -> bool {
         let router = self.router.clone();
         let mut by = router.feeders.lock();
-        let ends = self.events.is_empty() && !self.is_wanted();
+        let forgotten = self.done.is_empty() || router.give_up.is_cancelled();
+        let ends = self.events.is_empty() && !self.is_wanted() && forgotten;
         if ends {
             by.remove(&self.lane);
         }
@@ -235,14 +250,16 @@ impl Feeder {
             return;
         };
         let most = AHEAD.min(pool.lane_capacity(&LaneId::of(&self.lane)));
-        let sizes = self.router.store.parked_sizes(self.lane.clone(), most);
+        let after = self.done.iter().map(|done| done.row).max().unwrap_or(0);
+        let lane = self.lane.clone();
+        let sizes = self.router.store.parked_sizes(lane, after, most);
         let sizes = match sizes.await {
             Ok(sizes) => sizes,
             Err(error) => return self.trouble(&error).await,
         };
         let (count, bytes) = some_of(&sizes);
         if count == 0 {
-            // An empty lane: it ends with its last row, or here if an operator made it so.
+            // All that is left is still to be forgotten.
             return self.pause().await;
         }
         let router = self.router.clone();
@@ -250,7 +267,8 @@ impl Feeder {
             weight = pool.weigh(bytes, || {}) => weight,
             () = router.stop_taking.cancelled() => return,
         };
-        let rows = router.store.parked_rows(self.lane.clone(), 0, count).await;
+        let lane = self.lane.clone();
+        let rows = router.store.parked_rows(lane, after, count).await;
         let rows = match rows {
             Ok(rows) => rows,
             Err(error) => return self.trouble(&error).await,

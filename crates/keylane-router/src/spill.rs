@@ -201,11 +201,6 @@ impl Attempts {
     ) -> Result<(), StoreError> {
         let name = lane.name(&self.name);
         let store = &self.shared.store;
-        let head = &jobs[0].job;
-        if head.is_stored() {
-            let audit = by_itself("stop-replay", &name, &head.identity, reason);
-            store.set_replaying(name.clone(), false, audit).await?;
-        }
         let fresh = self.fresh(&name, jobs);
         tracing::warn!(
             pool = &*self.name,
@@ -213,7 +208,13 @@ impl Attempts {
             "parked, {} of it now: {reason}",
             fresh.len()
         );
-        store.park(name, reason.to_owned(), fresh).await
+        store.park(name.clone(), reason.to_owned(), fresh).await?;
+        let head = &jobs[0].job;
+        if head.is_stored() {
+            let audit = by_itself("stop-replay", &name, &head.identity, reason);
+            store.audit(audit).await?;
+        }
+        Ok(())
     }
 
     fn fresh(&self, name: &LaneName, jobs: &[Queued<Job>]) -> Vec<Stored> {
@@ -399,9 +400,11 @@ impl Attempts {
         }
         // After that its head is tried, and if it is still over, so is the store.
         let head = &mut jobs[0].job;
-        head.not_before = Some(Instant::now() + store_back_off(head.waits));
-        head.waits += 1;
-        jobs
+        if head.waits_until().is_none() {
+            head.held_until = Some(Instant::now() + store_back_off(head.waits));
+            head.waits += 1;
+        }
+        jobs.into_iter().map(still_held).collect()
     }
 
     pub(crate) fn is_parked(&self, lane: &LaneId) -> bool {

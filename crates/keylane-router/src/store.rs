@@ -158,7 +158,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Parks a lane: stores `messages` (oldest first) behind what is stored of it already, each
     /// identity once, in one transaction; those of an embedded queue in the same file leave it.
-    /// From now on it is fed no more, whatever was stored of it before.
+    /// If it was fed, it is fed no more from now on, and `reason` says why.
     fn park(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<()>;
     /// As [`Store::park`], but only where the lane is parked at that moment; `false` when it is
     /// not, and then nothing was stored. What arrives for a parked key is stored by this, so that
@@ -175,8 +175,8 @@ pub trait Store: Send + Sync + 'static {
     fn parked_lane(&self, lane: &LaneName) -> Option<ParkedLane>;
     /// The parked rows of a lane in order, from `after` on.
     fn parked_rows(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<ParkedRow>>;
-    /// How many bytes each of the first rows of a lane has, in order.
-    fn parked_sizes(&self, lane: LaneName, limit: usize) -> Durable<Vec<u64>>;
+    /// How many bytes each row of a lane has, in order, from `after` on.
+    fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>>;
     /// The stored lanes of one pool go to another, which has none of them; answers them by their
     /// new names.
     fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>>;

@@ -310,9 +310,11 @@ impl Store for EmbeddedStore {
         let written = self.write(bytes, true, work, move |memory, (added, deleted)| {
             let lane = memory.stored_lane(of, &why, since, false);
             lane.messages += added;
-            lane.replaying = false;
-            lane.spilled = false;
-            lane.reason = why;
+            if lane.replaying {
+                lane.replaying = false;
+                lane.spilled = false;
+                lane.reason = why;
+            }
             left.left(deleted);
         });
         Box::pin(async move { written.await.map(drop) })
@@ -401,14 +403,15 @@ impl Store for EmbeddedStore {
         })
     }
 
-    fn parked_sizes(&self, lane: LaneName, limit: usize) -> Durable<Vec<u64>> {
+    fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>> {
         self.read(move |connection| {
             let Some(n) = find_parked_lane(connection, &lane)? else {
                 return Ok(Vec::new());
             };
-            let mut select = connection
-                .prepare_cached("SELECT size FROM parked WHERE lane = ? ORDER BY row LIMIT ?")?;
-            let sizes = select.query_map((n, limit as i64), |row| {
+            let mut select = connection.prepare_cached(
+                "SELECT size FROM parked WHERE lane = ? AND row > ? ORDER BY row LIMIT ?",
+            )?;
+            let sizes = select.query_map((n, after as i64, limit as i64), |row| {
                 row.get::<_, i64>(0).map(|size| size as u64)
             })?;
             sizes.collect()
@@ -845,7 +848,7 @@ fn parked_lane(
 /// From now on an operator decides.
 fn stop_feeding(sql: &Connection, lane: i64, reason: &str) -> Result<(), rusqlite::Error> {
     sql.prepare_cached(
-        "UPDATE parked_lanes SET replaying = 0, spilled = 0, reason = ? WHERE n = ?",
+        "UPDATE parked_lanes SET replaying = 0, spilled = 0, reason = ? WHERE n = ? AND replaying",
     )?
     .execute((reason, lane))
     .map(drop)

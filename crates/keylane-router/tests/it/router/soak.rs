@@ -29,15 +29,15 @@ fn messages() -> u64 {
     asked.and_then(|text| text.parse().ok()).unwrap_or(300)
 }
 
-/// A third of the keys fail a few times, some are slow, one is dead until all others are done.
+/// A third of the keys fail a few times, some are slow.
 struct Target;
 
 impl Dispatch for Target {
     async fn attempt<'a>(&'a self, message: &'a Message, attempt: &'a Attempt) -> Outcome {
         let key: u64 = message.id.split_once('/').unwrap().0.parse().unwrap();
         match key % 6 {
-            0 if attempt.number <= 3 => return Outcome::Failed(Reason::default()),
-            1 if attempt.number <= 1 => return Outcome::Failed(Reason::default()),
+            0 if attempt.number <= 4 => return Outcome::Failed(Reason::default()),
+            1 if attempt.number <= 2 => return Outcome::Failed(Reason::default()),
             2 => tokio::time::sleep(Duration::from_millis(20)).await,
             _ => tokio::time::sleep(Duration::from_millis(1)).await,
         }
@@ -73,6 +73,8 @@ async fn deliver_all(folder: &Path) {
     let pool = plan.pools.get_mut("default").unwrap();
     pool.byte_budget = BUDGET;
     pool.on_exhausted = Some(OnExhausted::Block);
+    pool.retry.initial = Duration::from_millis(100);
+    pool.retry.max = Duration::from_millis(500);
     pool.retry.max_attempts = NonZeroUsize::new(10).unwrap();
     plan.sources.insert("s".into(), window(1000));
     let builder = Router::builder().plan(plan).store(db.store());
