@@ -114,6 +114,8 @@ pub(crate) struct Delivery {
     pub(crate) held_until: Option<Instant>,
     /// Whether it was held at all.
     held: AtomicBool,
+    /// Its lane is held because the store could not take it.
+    pub(crate) waits_for_store: bool,
     /// What it takes of its pool's byte budget; given back when it is dropped.
     pub(crate) weight: Option<Weight>,
     /// Its lane in the window of its source, if it came from there.
@@ -163,6 +165,7 @@ impl Delivery {
             not_before: None,
             held_until: None,
             held: AtomicBool::new(false),
+            waits_for_store: false,
             weight: None,
             place: loan.place,
             fate: Fate::Attempt,

@@ -742,6 +742,10 @@ impl Attempts {
                 .forget(vec![delivery.identity.clone()])
                 .await;
         }
+        if delivery.waits_for_store {
+            // What the store could not take goes on without it.
+            self.shared.health.well(Trouble::Store);
+        }
         delivery.counters.delivered.one();
         delivery.settle(Settlement::Ack);
         Reply::Done

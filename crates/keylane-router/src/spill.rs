@@ -22,6 +22,8 @@ use crate::store::{LaneName, StoreError, Stored};
 
 /// How long a lane that could not be taken whole is left alone before the next try.
 const AGAIN: Duration = Duration::from_millis(1);
+/// A store that could not take a key is not asked for more before this.
+const STORE_OUT: Duration = Duration::from_secs(1);
 /// A row that waits for nothing that has a time is fed again after this.
 const UNLOADED: Duration = Duration::from_secs(1);
 
@@ -45,6 +47,8 @@ pub(crate) struct Overflowing {
     lent: Mutex<HashMap<LaneId, Vec<Arc<Lent>>>>,
     /// Lanes of stored keys whose head is held, longest first.
     held: Mutex<HeldRows>,
+    /// The store could not take a key: until when it is not asked again.
+    store_out: Mutex<Option<Instant>>,
 }
 
 #[derive(Default)]
@@ -116,6 +120,10 @@ impl Overflowing {
                 all.remove(&delivery.lane);
             }
         }
+    }
+
+    fn store_is_out(&self) -> bool {
+        lock(&self.store_out).is_some_and(|until| until > Instant::now())
     }
 
     fn lent(&self, lane: &LaneId) -> Vec<Arc<Lent>> {
@@ -287,6 +295,9 @@ impl Attempts {
         jobs: Vec<Queued<Job>>,
         running: usize,
     ) -> Vec<Queued<Job>> {
+        if self.overflowing.store_is_out() && !self.is_draining() {
+            return jobs.into_iter().map(still_held).collect();
+        }
         let name = lane.name(&self.name);
         let lent = self.overflowing.lent(&lane);
         let mut heads = Vec::new();
@@ -398,12 +409,14 @@ impl Attempts {
         if self.is_draining() {
             return self.give_back(lane, jobs, false).await;
         }
+        let now = Instant::now();
+        *lock(&self.overflowing.store_out) = Some(now + STORE_OUT);
         // After that its head is tried, and if it is still over, so is the store.
         let head = &mut jobs[0].job;
-        if head.waits_until().is_none() {
-            head.held_until = Some(Instant::now() + store_back_off(head.waits));
-            head.waits += 1;
-        }
+        let until = now + store_back_off(head.waits);
+        head.held_until = head.held_until.max(Some(until));
+        head.waits += 1;
+        head.waits_for_store = true;
         jobs.into_iter().map(still_held).collect()
     }
 

@@ -161,7 +161,8 @@ async fn fc_9_a_change_of_rate_acts_at_once() {
     let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
     top.publish_all(&[("a", 1), ("b", 1), ("c", 1)]).await;
     until("it has gone on", || {
-        top.counters().delivered.get() >= 1 && top.router.pools()[0].queued >= 2
+        let pool = &top.router.pools()[0];
+        top.counters().delivered.get() >= 1 && pool.queued >= 2 && pool.in_flight == 0
     })
     .await;
     // Looking at it costs no token, and what waits holds no permit.

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -20,7 +21,7 @@ use keylane_router::{By as Who, Router, StartError, VerbError};
 use tokio::sync::Semaphore;
 
 use super::broker::{Broker, Sent, name, window};
-use super::top::{quick_plan, until};
+use super::top::{Top, ill_while, quick_plan, until};
 
 const WINDOW: usize = 8;
 
@@ -702,6 +703,37 @@ async fn with_wait_a_stuck_key_stops_its_source_and_nothing_is_lost() {
     rig.is_green();
     assert_eq!(rig.broker.returned(), 0);
     rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_of_a_spilled_key_is_returned_also_where_its_source_could() {
+    let mut plan = restless();
+    let pool = pool(&mut plan);
+    pool.overflow = Some(Overflow::Spill);
+    pool.on_exhausted = Some(OnExhausted::Return);
+    pool.lane_capacity = NonZeroUsize::new(2).unwrap();
+    pool.retry.initial = Duration::from_millis(50);
+    pool.retry.max = Duration::from_millis(50);
+    let ill = Arc::new(AtomicBool::new(true));
+    let top = Top::new(plan, ill_while(&ill)).await;
+    let messages: Vec<(&str, u64)> = (1..=10).map(|n| ("k", n)).collect();
+    top.publish_all(&messages).await;
+    let stored = || {
+        top.db
+            .store()
+            .parked()
+            .iter()
+            .map(|lane| lane.messages)
+            .sum::<u64>()
+    };
+    until("it is spilled", || stored() == 10).await;
+    // Three attempts are a round.
+    until("it is blocked", || top.counters().attempts_failed.get() > 6).await;
+    assert_eq!(top.counters().returned.get(), 0);
+    ill.store(false, Ordering::SeqCst);
+    until("the store is empty", || stored() == 0).await;
+    assert!(top.is_green());
+    top.router.stop(Duration::from_secs(5)).await;
 }
 
 #[tokio::test]
