@@ -314,8 +314,12 @@ impl Pool {
         self.executor.release(lane)
     }
 
-    pub(crate) fn flush(&self, lane: &LaneId) -> bool {
-        self.executor.flush(lane)
+    /// Everything of a lane goes back to its source as soon as nothing of it runs.
+    pub(crate) fn leave(&self, lane: &LaneId) {
+        self.overflowing.ask(lane, Over::Leave);
+        if !self.executor.flush(lane) {
+            self.overflowing.take(lane);
+        }
     }
 
     pub(crate) fn flush_behind(&self, lane: &LaneId) -> bool {

@@ -168,7 +168,7 @@ impl Router {
         consumer.stop.cancel();
         for pool in self.inner.routes.pools() {
             for lane in pool.lanes_of(&consumer.name) {
-                pool.flush(&lane);
+                pool.leave(&lane);
             }
         }
         consumer.ended().await;

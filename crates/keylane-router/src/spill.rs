@@ -34,8 +34,10 @@ pub(crate) enum Over {
     Spill(String),
     /// Out of memory: what is fresh to the store, what came from there back to it.
     Unload,
-    /// Back to its source.
+    /// Back to its source, to come again later.
     Return,
+    /// Back to its source, which ends.
+    Leave,
 }
 
 /// What a pool knows of lanes that are over or stored.
@@ -83,9 +85,14 @@ impl Lent {
 }
 
 impl Overflowing {
-    /// This is to be done with the lane when it is flushed next; what was asked for before stays.
+    /// This is to be done with the lane when it is flushed next; what was asked for before stays,
+    /// but who leaves takes all.
     pub(crate) fn ask(&self, lane: &LaneId, over: Over) {
-        lock(&self.over).entry(lane.clone()).or_insert(over);
+        let mut all = lock(&self.over);
+        match over {
+            Over::Leave => drop(all.insert(lane.clone(), over)),
+            _ => drop(all.entry(lane.clone()).or_insert(over)),
+        }
     }
 
     pub(crate) fn take(&self, lane: &LaneId) -> Option<Over> {
@@ -173,15 +180,23 @@ impl Attempts {
         let Some(head) = jobs.first() else {
             return jobs;
         };
+        // With several under way at once it need not be the head that wants to go back.
+        let returns = jobs.iter().any(|queued| queued.job.fate == Fate::Return);
         match (head.job.fate.clone(), over) {
             (Fate::Park { reason }, _) => self.park(lane, reason, jobs).await,
-            (Fate::Return, _) => self.give_back(lane, jobs, false).await,
+            _ if returns => self.give_back(lane, jobs, false).await,
             (_, Some(Over::Spill(reason))) => self.spill(lane, reason, jobs, running).await,
             (_, Some(Over::Unload)) => self.unload(lane, jobs, running).await,
             (Fate::ParkBehind, _) => self.park_behind(lane, jobs).await,
             (_, Some(Over::Return)) => self.give_back(lane, jobs, true).await,
-            _ if self.is_parked(&lane) => self.park_behind(lane, jobs).await,
-            _ => self.give_back(lane, jobs, false).await,
+            (_, Some(Over::Leave)) if !self.is_parked(&lane) => {
+                self.give_back(lane, jobs, false).await
+            }
+            _ if self.is_parked(&lane) && running == 0 => self.park_behind(lane, jobs).await,
+            _ if self.is_draining() => self.give_back(lane, jobs, false).await,
+            // Asked for twice, and done the first time: a source that cannot take it back in order
+            // must not get it back for nothing.
+            _ => jobs.into_iter().map(still_held).collect(),
         }
     }
 

@@ -105,7 +105,7 @@ impl Router {
             if let Err(error) = self.skip_head(&lane, &delivery, &by, &entry).await {
                 // It is out of its lane and must not be lost: it goes back with what is behind it.
                 delivery.fate = Fate::Return;
-                pool.flush(&id);
+                pool.leave(&id);
                 delivery.settle(Settlement::Return {
                     delay: std::time::Duration::ZERO,
                 });

@@ -547,9 +547,8 @@ async fn a_store_that_is_full_acks_nothing_says_so_and_goes_on_by_itself() {
     }
     until("the trouble is known", || !rig.router.problems().is_empty()).await;
     let acked = rig.broker.acked() as u64;
-    assert_eq!(
-        acked,
-        rig.delivered("good"),
+    assert!(
+        acked <= rig.delivered("good"),
         "nothing of the bad key is acked"
     );
     assert_eq!(rig.stored(), 0);
@@ -730,6 +729,14 @@ async fn nothing_of_a_spilled_key_is_returned_also_where_its_source_could() {
     // Three attempts are a round.
     until("it is blocked", || top.counters().attempts_failed.get() > 6).await;
     assert_eq!(top.counters().returned.get(), 0);
+    let rows = top.db.store().parked();
+    let rows = top.db.store().parked_rows(rows[0].lane.clone(), 0, 1);
+    let head = rows.await.unwrap().remove(0).message.identity;
+    assert_eq!(
+        top.db.store().stay(&head).round,
+        0,
+        "it began no other round"
+    );
     ill.store(false, Ordering::SeqCst);
     until("the store is empty", || stored() == 0).await;
     assert!(top.is_green());
