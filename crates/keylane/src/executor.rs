@@ -422,7 +422,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         let (job, reason) = self.reason_of(refused);
         if closed {
             self.owner.shell.work.end(job, Ending::Rejected(reason));
-            return TaskHandle { cell, place: None };
+            return TaskHandle::unplaced(cell);
         }
         match self.decide(&cell, &reason) {
             Ok(Decision::Follow(policy)) => self.follow::<Tk>(policy, job, cell, alone, reason),
@@ -493,7 +493,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
             Err(job) => {
                 let ending = Ending::Rejected(Reason::ShutDown);
                 self.owner.shell.work.end(job, ending);
-                TaskHandle { cell, place: None }
+                TaskHandle::unplaced(cell)
             }
         }
     }
@@ -509,7 +509,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
             let ran = std::future::poll_fn(|cx| job.as_mut().poll(cx)).await;
             work.publish(Finished { job, ran });
         });
-        TaskHandle { cell, place: None }
+        TaskHandle::unplaced(cell)
     }
 
     fn watch_deadline<T: Send>(&self, handle: &TaskHandle<K, T>, deadline: Option<Duration>) {
@@ -542,10 +542,7 @@ where
 {
     cell.complete(status);
     drop(job);
-    TaskHandle {
-        cell: cell.clone(),
-        place: None,
-    }
+    TaskHandle::unplaced(cell.clone())
 }
 
 fn value_of<T: 'static>(value: Box<dyn std::any::Any + Send>) -> Status<T> {
@@ -637,7 +634,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
             Err(job) => {
                 let ending = Ending::Rejected(Reason::ShutDown);
                 self.owner.shell.work.end(job, ending);
-                (TaskHandle { cell, place: None }, true)
+                (TaskHandle::unplaced(cell), true)
             }
         }
     }

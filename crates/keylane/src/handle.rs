@@ -23,6 +23,8 @@ where
 {
     pub(crate) cell: Arc<Cell<K, T>>,
     pub(crate) place: Option<Place>,
+    /// The result was taken: nothing is left to do.
+    taken: bool,
 }
 
 /// Where a task waits, if it was taken.
@@ -62,6 +64,16 @@ where
         Self {
             cell,
             place: Some(Place { seq, alone }),
+            taken: false,
+        }
+    }
+
+    /// Of a task that waits in no lane.
+    pub(crate) fn unplaced(cell: Arc<Cell<K, T>>) -> Self {
+        Self {
+            cell,
+            place: None,
+            taken: false,
         }
     }
 
@@ -140,7 +152,7 @@ where
     T: Send + 'static,
 {
     fn drop(&mut self) {
-        if self.cell.needs_caller() {
+        if !self.taken && self.cell.needs_caller() {
             self.cancel();
         }
     }
@@ -155,10 +167,12 @@ where
 
     /// # Panics
     /// When polled again after the result was taken.
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.cell.poll_result(cx, |status| {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let polled = self.cell.poll_result(cx, |status| {
             status.take().expect("polled after its result was taken")
-        })
+        });
+        self.taken = polled.is_ready();
+        polled
     }
 }
 

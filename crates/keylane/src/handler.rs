@@ -28,7 +28,8 @@ pub trait Handler<K, J>: Send + Sync + 'static {
         Gate::Go
     }
 
-    /// Does the job. `slot` is the number of its permit, below the executor's concurrency. A panic
+    /// Does the job. `slot` is the number of its permit: nothing else that runs
+    /// has it, and it is below the highest concurrency there was. A panic
     /// is contained: the job is gone and its lane goes on.
     fn handle(&self, job: J, slot: usize) -> impl Future<Output = Reply<J>> + Send;
 
@@ -377,7 +378,7 @@ where
         }
     }
 
-    fn abortable(&self, _: &RunJob<J>) -> bool {
+    fn abortable(&self, _: &J) -> bool {
         true
     }
 

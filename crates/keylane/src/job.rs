@@ -4,6 +4,7 @@ use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use pin_project_lite::pin_project;
 use crate::lanes::Time;
 use crate::listener::{Common, TaskInfo};
 use crate::result::{Kind, Reason, Status, TaskResult, Why};
-use crate::rt::{AbortHandle, Mutex, MutexGuard, contain, lock};
+use crate::rt::{AbortHandle, AtomicBool, Mutex, MutexGuard, contain, lock};
 use crate::shell::Shell;
 use crate::task::{Task, TaskError, Verdict};
 use crate::tasks::{Lane, Tasks};
@@ -107,6 +108,8 @@ pub(crate) struct Cell<K, T> {
     pub(crate) id: Option<Arc<str>>,
     submitted: Time,
     pub(crate) shell: TaskShell<K>,
+    /// Whether it was asked to stop; why is in the state.
+    asked: AtomicBool,
     state: Mutex<CellState<T>>,
 }
 
@@ -220,6 +223,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
             id,
             submitted: shell.now(),
             shell,
+            asked: AtomicBool::new(false),
             state: Mutex::new(CellState::new()),
         };
         cell.tell(|listener, task| listener.submitted(task));
@@ -233,6 +237,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
             id: self.id.clone(),
             submitted: self.submitted,
             shell: self.shell.clone(),
+            asked: AtomicBool::new(false),
             state: Mutex::new(CellState::new()),
         })
     }
@@ -268,16 +273,42 @@ impl<K: Clone + 'static, T> Cell<K, T> {
             }
             (first, state.cancel)
         };
-        if first && self.common().listener.is_some() {
-            let waited = self.shell.now().since(self.submitted);
-            self.tell(|listener, task| listener.started(task, waited));
+        if first {
+            self.tell_start();
         }
         cancel
     }
 
+    fn tell_start(&self) {
+        if self.common().listener.is_some() {
+            let waited = self.shell.now().since(self.submitted);
+            self.tell(|listener, task| listener.started(task, waited));
+        }
+    }
+
+    /// The task began then and ended at its first poll.
+    fn ended_at_once(&self, began: Time, status: Status<T>) {
+        let ended_at = self.shell.now();
+        let mut state = lock(&self.state);
+        state.started = Some(began);
+        state.ended_at = ended_at;
+        state.status = Some(status);
+    }
+
+    /// The task began then and goes on; `Some` if it is to stop.
+    fn goes_on(&self, began: Time, cx: &Context<'_>) -> Option<Why> {
+        let mut state = lock(&self.state);
+        state.started = Some(began);
+        state.driver = Some(cx.waker().clone());
+        state.cancel
+    }
+
     /// The task has this result, to be seen once its permits are free.
     fn set_status(&self, status: Status<T>) {
-        lock(&self.state).status = Some(status);
+        let ended_at = self.shell.now();
+        let mut state = lock(&self.state);
+        state.ended_at = ended_at;
+        state.status = Some(status);
     }
 
     /// The permits are free: the result can be seen.
@@ -292,6 +323,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     pub(crate) fn complete(&self, status: Status<T>) {
         let mut state = lock(&self.state);
         if !state.ended {
+            state.ended_at = self.shell.now();
             state.status = Some(status);
             self.finish(state);
         }
@@ -300,7 +332,6 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     /// Tells whoever wants to know of the result, once.
     fn finish<'a>(&'a self, mut state: MutexGuard<'a, CellState<T>>) {
         state.ended = true;
-        state.ended_at = self.shell.now();
         let status = state.status.as_ref().expect("whoever ends it says how");
         self.common().count(match status.refusal() {
             Some(_) => Kind::Rejected,
@@ -372,6 +403,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
             return false;
         }
         state.cancel.get_or_insert(why);
+        self.asked.store(true, Ordering::Release);
         let driver = state.driver.take();
         drop(state);
         if let Some(driver) = driver {
@@ -494,6 +526,7 @@ pin_project! {
         #[pin]
         pub(crate) task: Option<Tk>,
         pub(crate) cell: Arc<Cell<K, Tk::Output>>,
+        stage: Stage,
     }
 
     impl<K, Tk> PinnedDrop for Tracked<K, Tk>
@@ -504,9 +537,18 @@ pin_project! {
     {
         fn drop(this: Pin<&mut Self>) {
             // Never left without a result: the runtime may go while the task waits or runs.
-            this.cell.complete(Status::Cancelled(Why::ShutDown));
+            if this.stage != Stage::Published {
+                this.cell.complete(Status::Cancelled(Why::ShutDown));
+            }
         }
     }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    Waits,
+    Begun,
+    Published,
 }
 
 impl<K: Clone + 'static, Tk: Task> Tracked<K, Tk> {
@@ -514,25 +556,52 @@ impl<K: Clone + 'static, Tk: Task> Tracked<K, Tk> {
         Self {
             task: Some(task),
             cell,
+            stage: Stage::Waits,
+        }
+    }
+}
+
+impl<K: Clone + Send + Sync + 'static, Tk: Task> Tracked<K, Tk> {
+    fn poll_once(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<(Status<Tk::Output>, Ran)> {
+        let task = self.project().task.as_pin_mut();
+        let task = task.expect("polled until it is ready");
+        match contain(|| task.poll_task(cx)) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(verdict)) => Poll::Ready((status_of(verdict), Ran::Well)),
+            Err(message) => Poll::Ready((panicked(&message), Ran::Panicked(message))),
+        }
+    }
+
+    /// Most tasks with little to do end at their first poll, so it costs one lock.
+    fn poll_first(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
+        *self.as_mut().project().stage = Stage::Begun;
+        let began = self.cell.shell.now();
+        self.cell.tell_start();
+        match self.as_mut().poll_once(cx) {
+            Poll::Pending => match self.cell.goes_on(began, cx) {
+                Some(why) if Tk::STOPS_WHEN_DROPPED => Poll::Ready(self.stop(why)),
+                _ => Poll::Pending,
+            },
+            Poll::Ready((status, ran)) => {
+                let mut this = self.project();
+                this.cell.ended_at_once(began, status);
+                Poll::Ready(ran.and(Ran::dropping(|| this.task.set(None))))
+            }
         }
     }
 }
 
 impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
+        if self.stage == Stage::Waits && !self.cell.asked.load(Ordering::Acquire) {
+            return self.poll_first(cx);
+        }
         if let Some(why) = self.cell.before_poll(cx)
             && Tk::STOPS_WHEN_DROPPED
         {
             return Poll::Ready(self.stop(why));
         }
-        let task = self.as_mut().project().task.as_pin_mut();
-        let task = task.expect("polled until it is ready");
-        let polled = contain(|| task.poll_task(cx));
-        let (status, ran) = match polled {
-            Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(verdict)) => (status_of(verdict), Ran::Well),
-            Err(message) => (panicked(&message), Ran::Panicked(message)),
-        };
+        let (status, ran) = std::task::ready!(self.as_mut().poll_once(cx));
         let mut this = self.project();
         this.cell.set_status(status);
         Poll::Ready(ran.and(Ran::dropping(|| this.task.set(None))))
@@ -544,8 +613,9 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
         Ran::dropping(|| this.task.set(None))
     }
 
-    fn publish(self: Pin<Box<Self>>) {
+    fn publish(mut self: Pin<Box<Self>>) {
         self.cell.publish();
+        *self.as_mut().project().stage = Stage::Published;
     }
 
     fn end(mut self: Box<Self>, ending: Ending) -> Ran {

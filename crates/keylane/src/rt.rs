@@ -8,7 +8,7 @@ use std::task::Poll;
 mod imp {
     use std::future::Future;
 
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize};
+    pub(crate) use std::sync::atomic::AtomicBool;
     pub(crate) use std::sync::{Mutex, MutexGuard};
     pub(crate) use tokio::task::{AbortHandle, yield_now};
     pub(crate) use tokio::time::timeout;
@@ -40,7 +40,7 @@ mod imp {
     use std::time::Duration;
 
     pub(crate) use shuttle::future::{AbortHandle, yield_now};
-    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicUsize};
+    pub(crate) use shuttle::sync::atomic::AtomicBool;
     pub(crate) use shuttle::sync::{Mutex, MutexGuard};
 
     /// Where tasks are spawned.
@@ -101,6 +101,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// As [`lock`], if nobody else has it.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(std::sync::TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Runs user code that may panic; answers the panic's message.

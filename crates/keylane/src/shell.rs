@@ -19,7 +19,7 @@ use crate::lanes::{
     FlushId, Flushed, Hold, ItemId, LaneLimits, Lanes, Limits, Next, Spec, Ticket, Time,
 };
 use crate::permits::{Kick, Permits};
-use crate::rt::{AbortHandle, AtomicBool, AtomicUsize, Mutex, MutexGuard, Spawner, contain, lock};
+use crate::rt::{AbortHandle, AtomicBool, Mutex, MutexGuard, Spawner, contain, lock, try_lock};
 
 /// The most starts that are taken under one lock, and before a runner lets others run.
 const BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 64 };
@@ -60,8 +60,8 @@ pub(crate) trait Work<K>:
     /// lock: quick and pure.
     fn gate(&self, job: &Self::Job) -> Option<Until>;
     fn start(&self, job: Self::Job, slot: usize) -> Self::Run;
-    /// Whether dropping the run really stops it.
-    fn abortable(&self, run: &Self::Run) -> bool;
+    /// Whether dropping the job's run really stops it.
+    fn abortable(&self, job: &Self::Job) -> bool;
     /// The run is cut off before its end.
     fn abandon(&self, run: Self::Run, stop: Stop) -> Self::After;
     /// The permit is free: results may be seen now.
@@ -169,12 +169,16 @@ enum TimerOut {
 /// A run that is to become a task of its own, to be stopped by its handle.
 type Spawned = (usize, u64, AbortHandle);
 
+/// Has its cache lines for itself: what submitters write is not on a line that runners read.
+#[repr(align(128))]
+struct Apart<T>(T);
+
 pub(crate) struct Shell<K, W: Types> {
     pub(crate) work: Arc<W>,
-    inbox: Mutex<Inbox<K, W::Job>>,
+    inbox: Apart<Mutex<Inbox<K, W::Job>>>,
     /// Runs that ended as tasks of their own, to be reported by the next runner that looks.
-    ends: Mutex<Vec<EndedRun<W>>>,
-    state: Mutex<State<K, W::Job>>,
+    ends: Apart<Mutex<Vec<EndedRun<W>>>>,
+    state: Apart<Mutex<State<K, W::Job>>>,
     spawner: Spawner,
     workers: usize,
     epoch: Instant,
@@ -185,8 +189,10 @@ pub(crate) struct Shell<K, W: Types> {
     wants_permit: AtomicBool,
     /// What one poll of a started run took lately, in nanoseconds.
     poll_nanos: AtomicU32,
-    /// Ends that were reported and whose results cannot be seen yet.
-    unpublished: AtomicUsize,
+    /// Whether anything waited in the lanes when they were last looked at.
+    waits: AtomicBool,
+    /// Ends that were reported and whose results cannot be seen yet. Locked inside `state`.
+    publishing: Mutex<Publishing>,
     me: Weak<Self>,
 }
 
@@ -231,16 +237,16 @@ where
     ) -> Arc<Self> {
         let workers = spawner.workers();
         Arc::new_cyclic(|me| Self {
-            inbox: Mutex::new(Inbox {
+            inbox: Apart(Mutex::new(Inbox {
                 queue: Vec::new(),
                 next_seq: 0,
                 direct: must_be_direct(&limits) || work.has_specs(),
                 closed: false,
                 runners: 0,
                 again: false,
-            }),
-            ends: Mutex::new(Vec::new()),
-            state: Mutex::new(State {
+            })),
+            ends: Apart(Mutex::new(Vec::new())),
+            state: Apart(Mutex::new(State {
                 lanes: Lanes::new(limits),
                 taken: Vec::new(),
                 aborts: Vec::new(),
@@ -253,7 +259,7 @@ where
                 timer: None,
                 timer_task: false,
                 rate_at: None,
-            }),
+            })),
             work: Arc::new(work),
             spawner,
             workers,
@@ -263,14 +269,15 @@ where
             timer_changed: Notify::new(),
             wants_permit: AtomicBool::new(false),
             poll_nanos: AtomicU32::new(BATCH_NANOS),
-            unpublished: AtomicUsize::new(0),
+            waits: AtomicBool::new(false),
+            publishing: Mutex::default(),
             me: me.clone(),
         })
     }
 
     /// Puts a job at the end of its lane; answers its sequence.
     pub(crate) fn push(&self, key: K, job: W::Job) -> Result<u64, NotTaken<W::Job>> {
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = lock(&self.inbox.0);
         if inbox.closed {
             return Err(NotTaken::Closed(job));
         }
@@ -343,7 +350,7 @@ where
     }
 
     pub(crate) fn poll_room(&self, seq: u64, cx: &Context<'_>) -> Poll<()> {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.state.0);
         match state.room.get_mut(&seq) {
             Some(waker) => {
                 *waker = Some(cx.waker().clone());
@@ -363,7 +370,7 @@ where
     ) -> R {
         let mut asked = None;
         loop {
-            let mut state = lock(&self.state);
+            let mut state = lock(&self.state.0);
             if let Some(spec) = self.spec_now(&mut state, &key, &asked) {
                 return self.change(state, |state, inbox| change(state, inbox, key, spec));
             }
@@ -434,11 +441,11 @@ where
 
     /// No submit is taken any more; `false` when that was so already.
     pub(crate) fn close(&self) -> bool {
-        !std::mem::replace(&mut lock(&self.inbox).closed, true)
+        !std::mem::replace(&mut lock(&self.inbox.0).closed, true)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.inbox).closed
+        lock(&self.inbox.0).closed
     }
 
     /// Works on the lanes, everything submitted before included, and sees to what follows.
@@ -500,13 +507,20 @@ where
     /// Tells when this key, or (`None`) everything, is idle; `None` when it is so now.
     pub(crate) fn watch_idle(&self, key: Option<&K>) -> Option<oneshot::Receiver<()>> {
         self.with(|state, _| {
+            let (sender, receiver) = oneshot::channel();
             let waiting = match key {
                 None if self.is_idle(state) => return None,
                 None => &mut state.idle_all,
-                Some(key) if !state.lanes.watch(key) => return None,
+                Some(key) if !state.lanes.watch(key) => {
+                    let mut publishing = lock(&self.publishing);
+                    if publishing.open.is_empty() {
+                        return None;
+                    }
+                    publishing.wait(sender);
+                    return Some(receiver);
+                }
                 Some(key) => state.idle_of.entry(key.clone()).or_default(),
             };
-            let (sender, receiver) = oneshot::channel();
             waiting.retain(|other| !other.is_closed());
             waiting.push(sender);
             Some(receiver)
@@ -515,7 +529,7 @@ where
 
     /// Locks, takes in what was submitted, makes a change and does what follows from it.
     fn with<R>(&self, change: impl FnOnce(&mut State<K, W::Job>, &mut Inbox<K, W::Job>) -> R) -> R {
-        self.change(lock(&self.state), change)
+        self.change(lock(&self.state.0), change)
     }
 
     fn change<R>(
@@ -524,7 +538,7 @@ where
         change: impl FnOnce(&mut State<K, W::Job>, &mut Inbox<K, W::Job>) -> R,
     ) -> R {
         let answer = {
-            let mut inbox = lock(&self.inbox);
+            let mut inbox = lock(&self.inbox.0);
             state.take_from(&mut inbox);
             state.push_taken();
             change(&mut state, &mut inbox)
@@ -537,20 +551,23 @@ where
 
     /// Whether nothing waits or runs and every result can be seen.
     fn is_idle(&self, state: &State<K, W::Job>) -> bool {
-        state.lanes.is_idle() && self.unpublished.load(Ordering::SeqCst) == 0
+        state.lanes.is_idle() && lock(&self.publishing).open.is_empty()
     }
 
     /// What follows from a change of the lanes.
     fn finish(&self, state: &mut MutexGuard<'_, State<K, W::Job>>) -> Out<K, W::Job> {
         let wakers = state.take_wakers();
-        let all = self.is_idle(state);
-        let idle = state.take_idle(all);
+        let idle = self.idle_now(state);
         #[cfg(feature = "metrics")]
         self.work.observe(
             state.lanes.waiting(),
             state.lanes.running(),
             state.lanes.live(),
         );
+        let waits = state.lanes.waiting() > 0;
+        if waits != self.waits.load(Ordering::Relaxed) {
+            self.waits.store(waits, Ordering::Relaxed);
+        }
         let timer = state.set_timer();
         let limits = *state.lanes.limits();
         let run = state.lanes.ready() > 0
@@ -565,14 +582,31 @@ where
         }
     }
 
+    /// Who waited for what is idle now, every result of it seen.
+    fn idle_now(&self, state: &mut State<K, W::Job>) -> Vec<oneshot::Sender<()>> {
+        let of_keys = state.take_idle_keys();
+        let all = state.lanes.is_idle();
+        if of_keys.is_empty() && !all {
+            return Vec::new();
+        }
+        let mut publishing = lock(&self.publishing);
+        if !publishing.open.is_empty() {
+            of_keys.into_iter().for_each(|key| publishing.wait(key));
+            return Vec::new();
+        }
+        drop(publishing);
+        let mut idle = of_keys;
+        if all {
+            idle.append(&mut state.idle_all);
+        }
+        idle
+    }
+
     fn deliver(&self, out: Out<K, W::Job>) {
         for waker in out.wakers {
             waker.wake();
         }
-        for idle in out.idle {
-            // Whoever asked may have stopped waiting.
-            let _ = idle.send(());
-        }
+        tell(out.idle);
         for flushed in out.flushes {
             self.start_flush(flushed);
         }
@@ -588,7 +622,7 @@ where
 
     /// Makes sure that a runner looks at the lanes after this.
     fn look_again(&self) {
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = lock(&self.inbox.0);
         inbox.again = true;
         if inbox.runners == 0 {
             inbox.runners += 1;
@@ -630,7 +664,7 @@ where
         let Some(shell) = self.me.upgrade() else {
             return;
         };
-        let draining = lock(&self.state).draining;
+        let draining = lock(&self.state.0).draining;
         let dealt_with = self.work.flushed(key.clone(), jobs, running);
         self.spawner.spawn(async move {
             let keep = dealt_with.await;
@@ -735,6 +769,10 @@ where
                 continue;
             }
             let now = self.poll_batch();
+            if self.shell.has_surplus_runner() {
+                // Dropped, it reports what ended and leaves the rest to the others.
+                return;
+            }
             if helped {
                 // One of the two is found by an idle worker.
                 crate::rt::move_over().await;
@@ -750,11 +788,11 @@ where
     /// One lock: report what ended, take in what was submitted, take the next batch.
     fn turn(&mut self) -> bool {
         let shell = self.shell.clone();
-        let mut state = lock(&shell.state);
-        state.take_in(&shell.inbox);
+        let mut state = lock(&shell.state.0);
+        state.take_in(&shell.inbox.0);
         self.ended.append(&mut shell.take_ends());
         let ends = shell.report(&mut state, &mut self.ended, &mut self.spawned);
-        let full = shell.fill(&mut state, &mut self.batch);
+        let full = shell.fill(&mut state, &mut self.batch, shell.batch());
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
         drop(state);
@@ -771,12 +809,12 @@ where
         let before = std::time::Instant::now();
         let waker = Waker::noop();
         for (ticket, job) in self.batch.drain(..) {
+            let abortable = shell.work.abortable(&job);
             let mut run = shell.work.start(job, ticket.slot());
             match Pin::new(&mut run).poll(&mut Context::from_waker(waker)) {
                 Poll::Ready(ended) => self.ended.push((ticket, ended)),
                 Poll::Pending => {
                     let (slot, seq) = (ticket.slot(), ticket.sequence());
-                    let abortable = shell.work.abortable(&run);
                     let driven = Driven {
                         shell: shell.clone(),
                         run: Some((run, ticket)),
@@ -811,6 +849,40 @@ where
 struct Ends<A> {
     freed: usize,
     afters: Vec<A>,
+    /// Their number among those being published.
+    number: u64,
+}
+
+/// Which results are on their way to be seen: runners report under the lock of the lanes and let
+/// results be seen after it, each at its own pace.
+#[derive(Default)]
+struct Publishing {
+    next: u64,
+    /// Reported, and their results not yet seen; no more than there are runners.
+    open: Vec<u64>,
+    /// Those who wait for a key to be idle: its lane is, and results below this number remain.
+    waiting: Vec<(u64, oneshot::Sender<()>)>,
+}
+
+impl Publishing {
+    fn begin(&mut self) -> u64 {
+        self.next += 1;
+        self.open.push(self.next);
+        self.next
+    }
+
+    /// The results of this number can be seen; answers who waited for that.
+    fn end(&mut self, number: u64) -> Vec<oneshot::Sender<()>> {
+        self.open.retain(|open| *open != number);
+        let seen = self.open.iter().min().map_or(u64::MAX, |least| least - 1);
+        let ready = self.waiting.extract_if(.., |(until, _)| *until <= seen);
+        ready.map(|(_, sender)| sender).collect()
+    }
+
+    /// Whoever this is waits for all results that were reported.
+    fn wait(&mut self, sender: oneshot::Sender<()>) {
+        self.waiting.push((self.next, sender));
+    }
 }
 
 impl<K, W> Shell<K, W>
@@ -819,7 +891,7 @@ where
     W: Work<K>,
 {
     fn take_ends(&self) -> Vec<EndedRun<W>> {
-        std::mem::take(&mut lock(&self.ends))
+        std::mem::take(&mut lock(&self.ends.0))
     }
 
     /// Tells the lanes what ended and notes how to stop what was started.
@@ -848,10 +920,15 @@ where
         for spawned in spawned.drain(..) {
             state.note_abort(spawned);
         }
-        if !afters.is_empty() {
-            self.unpublished.fetch_add(afters.len(), Ordering::SeqCst);
+        let number = match afters.is_empty() {
+            true => 0,
+            false => lock(&self.publishing).begin(),
+        };
+        Ends {
+            freed,
+            afters,
+            number,
         }
-        Ends { freed, afters }
     }
 
     /// The permits are free: gives shared ones back, then lets the results be seen.
@@ -859,11 +936,18 @@ where
         if let Some(permits) = &self.permits {
             permits.give(ends.freed);
         }
-        let count = ends.afters.len();
+        if ends.afters.is_empty() {
+            return;
+        }
         for after in ends.afters {
             self.work.after(after);
         }
-        if count > 0 && self.unpublished.fetch_sub(count, Ordering::SeqCst) == count {
+        let mut publishing = lock(&self.publishing);
+        let idle = publishing.end(ends.number);
+        let all = publishing.open.is_empty();
+        drop(publishing);
+        tell(idle);
+        if all {
             self.tell_idle();
         }
     }
@@ -871,21 +955,22 @@ where
     /// The last result can be seen: whoever waits for all to be idle may go on.
     fn tell_idle(&self) {
         let idle = {
-            let mut state = lock(&self.state);
+            let mut state = lock(&self.state.0);
             if state.idle_all.is_empty() || !self.is_idle(&state) {
                 return;
             }
             std::mem::take(&mut state.idle_all)
         };
-        for idle in idle {
-            // Whoever asked may have stopped waiting.
-            let _ = idle.send(());
-        }
+        tell(idle);
     }
 
-    /// Takes starts in turn; answers whether the batch is what ended it.
-    fn fill(&self, state: &mut State<K, W::Job>, batch: &mut Vec<(Ticket, W::Job)>) -> bool {
-        let most = self.batch();
+    /// Takes so many starts in turn; answers whether there may be more.
+    fn fill(
+        &self,
+        state: &mut State<K, W::Job>,
+        batch: &mut Vec<(Ticket, W::Job)>,
+        most: usize,
+    ) -> bool {
         let now = if state.lanes.needs_clock() {
             self.now()
         } else {
@@ -936,7 +1021,7 @@ where
 
     /// More could start than this runner took: another worker may take that.
     fn another_runner(&self) -> bool {
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = lock(&self.inbox.0);
         if inbox.runners >= self.workers || !self.worth_help() {
             inbox.again = true;
             return false;
@@ -947,6 +1032,16 @@ where
         true
     }
 
+    /// Whether there are more runners than pay: they were started when polls took longer.
+    fn has_surplus_runner(&self) -> bool {
+        if cfg!(keylane_shuttle) {
+            // Explored now and then.
+            let inbox = lock(&self.inbox.0);
+            return inbox.runners > 1 && inbox.next_seq.is_multiple_of(2);
+        }
+        !self.worth_help() && lock(&self.inbox.0).runners > 1
+    }
+
     /// Whether polling takes longer than what two runners would take from each other: the lock,
     /// and everything they touch on its way from core to core.
     fn worth_help(&self) -> bool {
@@ -955,7 +1050,7 @@ where
 
     /// The runner found nothing to start: it ends, unless something changed since it looked.
     fn retire(&self) -> bool {
-        let mut inbox = lock(&self.inbox);
+        let mut inbox = lock(&self.inbox.0);
         if !inbox.queue.is_empty() || std::mem::take(&mut inbox.again) {
             return false;
         }
@@ -963,10 +1058,47 @@ where
         true
     }
 
+    /// A run of its own ended. Where nobody else is at the lanes, its task reports that and goes
+    /// on with the next start (in `next`), which saves a runner and a task for it.
+    fn end_and_go_on(&self, ended: &mut Vec<EndedRun<W>>, next: &mut Vec<(Ticket, W::Job)>) {
+        let locked = match self.waits.load(Ordering::Relaxed) {
+            true => try_lock(&self.state.0),
+            false => None,
+        };
+        let locked = locked.and_then(|mut state| {
+            // Without it, this task is being stopped, or cannot be stopped yet.
+            let handle = ended.first().and_then(|(of, _)| state.take_handle(of))?;
+            Some((state, handle))
+        });
+        let Some((mut state, handle)) = locked else {
+            return self.leave_ends(ended);
+        };
+        state.take_in(&self.inbox.0);
+        let ends = self.report(&mut state, ended, &mut Vec::new());
+        self.fill(&mut state, next, 1);
+        if let Some((ticket, job)) = next.first()
+            && self.work.abortable(job)
+        {
+            state.note_abort((ticket.slot(), ticket.sequence(), handle));
+        }
+        let out = self.finish(&mut state);
+        drop(state);
+        self.publish(ends);
+        self.deliver(out);
+    }
+
     /// A run of its own ended: a runner will report it, with all that end about now.
-    fn leave_end(&self, ended: EndedRun<W>) {
-        lock(&self.ends).push(ended);
-        let mut inbox = lock(&self.inbox);
+    fn leave_ends(&self, ended: &mut Vec<EndedRun<W>>) {
+        {
+            let mut ends = lock(&self.ends.0);
+            let first = ends.is_empty();
+            ends.append(ended);
+            if !first {
+                // Whoever left the first one saw to it that a runner comes.
+                return;
+            }
+        }
+        let mut inbox = lock(&self.inbox.0);
         // Also beside another runner: that one may be in the middle of a long poll.
         if inbox.runners < self.workers {
             inbox.runners += 1;
@@ -994,10 +1126,21 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    /// Sees the run to its end.
+    /// Sees the run to its end, and those that it goes on with.
     async fn drive(mut self) {
-        let ended = std::future::poll_fn(|cx| self.poll(cx)).await;
-        self.shell.leave_end(ended);
+        let (mut ended, mut next) = (Vec::new(), Vec::new());
+        for starts in 1.. {
+            ended.push(std::future::poll_fn(|cx| self.poll(cx)).await);
+            self.shell.end_and_go_on(&mut ended, &mut next);
+            let Some((ticket, job)) = next.pop() else {
+                return;
+            };
+            let run = self.shell.work.start(job, ticket.slot());
+            self.run = Some((run, ticket));
+            if starts % BATCH == 0 {
+                crate::rt::yield_now().await;
+            }
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
@@ -1019,7 +1162,7 @@ where
 {
     fn drop(&mut self) {
         if let Some((run, ticket)) = self.run.take() {
-            let stop = lock(&self.shell.state).stop_of(&ticket);
+            let stop = lock(&self.shell.state.0).stop_of(&ticket);
             let after = self.shell.work.abandon(run, stop);
             self.shell.end_one((ticket, Ended::Done(after)));
         }
@@ -1033,8 +1176,8 @@ where
 {
     /// Reports one end and leaves the rest to the runners.
     fn end_one(&self, ended: EndedRun<W>) {
-        let mut state = lock(&self.state);
-        state.take_in(&self.inbox);
+        let mut state = lock(&self.state.0);
+        state.take_in(&self.inbox.0);
         let ends = self.report(&mut state, &mut vec![ended], &mut Vec::new());
         let out = self.finish(&mut state);
         drop(state);
@@ -1056,8 +1199,8 @@ where
         });
         ended.extend(unstarted);
         ended.append(&mut self.take_ends());
-        lock(&self.inbox).runners -= 1;
-        let mut state = lock(&self.state);
+        lock(&self.inbox.0).runners -= 1;
+        let mut state = lock(&self.state.0);
         let ends = self.report(&mut state, ended, spawned);
         let out = self.finish(&mut state);
         drop(state);
@@ -1075,7 +1218,7 @@ where
 {
     loop {
         let at = {
-            let mut state = lock(&shell.state);
+            let mut state = lock(&shell.state.0);
             state.timer_task = state.timer.is_some();
             state.timer
         };
@@ -1130,13 +1273,10 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         wakers
     }
 
-    fn take_idle(&mut self, all: bool) -> Vec<oneshot::Sender<()>> {
+    fn take_idle_keys(&mut self) -> Vec<oneshot::Sender<()>> {
         let mut idle = Vec::new();
         for key in self.lanes.take_emptied() {
             idle.extend(self.idle_of.remove(&key).unwrap_or_default());
-        }
-        if all {
-            idle.append(&mut self.idle_all);
         }
         idle
     }
@@ -1182,6 +1322,18 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         }
     }
 
+    /// How to stop this run, unless that was asked for or is not known yet.
+    fn take_handle(&mut self, ticket: &Ticket) -> Option<AbortHandle> {
+        let entry = self.aborts.get_mut(ticket.slot())?;
+        let (_, Abort::Handle(handle)) = entry.take_if(|(seq, abort)| {
+            *seq == ticket.sequence() && matches!(abort, Abort::Handle(_))
+        })?
+        else {
+            unreachable!("it was a handle just now");
+        };
+        Some(handle)
+    }
+
     fn forget_abort(&mut self, ticket: &Ticket) {
         if let Some(entry) = self.aborts.get_mut(ticket.slot()) {
             *entry = None;
@@ -1216,6 +1368,13 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
             Some(Some((seq, Abort::Asked(stop)))) if *seq == ticket.sequence() => *stop,
             _ => Stop::All,
         }
+    }
+}
+
+fn tell(idle: Vec<oneshot::Sender<()>>) {
+    for idle in idle {
+        // Whoever asked may have stopped waiting.
+        let _ = idle.send(());
     }
 }
 

@@ -114,8 +114,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         }
     }
 
-    fn abortable(&self, run: &RunTask) -> bool {
-        run.job.as_ref().is_some_and(|job| job.stops_when_dropped())
+    fn abortable(&self, job: &Self::Job) -> bool {
+        job.stops_when_dropped()
     }
 
     fn abandon(&self, run: RunTask, stop: Stop) -> Finished {

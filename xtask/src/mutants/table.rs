@@ -713,8 +713,16 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "idle-before-the-results",
         invariant: "L4",
         file: SHELL,
-        find: "        state.lanes.is_idle() && self.unpublished.load(Ordering::SeqCst) == 0",
+        find: "        state.lanes.is_idle() && lock(&self.publishing).open.is_empty()",
         replace: "        state.lanes.is_idle()",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "key-is-idle-before-its-results",
+        invariant: "L4",
+        file: SHELL,
+        find: "            of_keys.into_iter().for_each(|key| publishing.wait(key));",
+        replace: "            return of_keys;",
         test: SHUTTLE,
     },
     Mutation {

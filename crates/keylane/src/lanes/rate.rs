@@ -16,6 +16,9 @@ pub struct Rate {
 impl Rate {
     /// `count` starts per `per`, at most `burst` of them at once (0 counts as 1).
     ///
+    /// The executor's timer has steps of a millisecond: for more than 1,000 starts a second, give
+    /// `burst` at least what falls into two of them, or less is let through than asked for.
+    ///
     /// # Panics
     /// If `count` is 0 or `per` is zero: a rate that never lets anything through is a pause.
     pub fn new(count: u32, per: Duration, burst: u32) -> Self {

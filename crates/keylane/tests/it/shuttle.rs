@@ -274,6 +274,17 @@ fn a_permit_freed_while_a_lane_of_another_executor_becomes_ready_wakes_it() {
 }
 
 #[test]
+fn when_a_key_is_idle_every_result_of_it_can_be_seen() {
+    explore(|| async {
+        let executor = Executor::builder().lane_concurrency(2).build().unwrap();
+        let slow = executor.submit(0, yield_now());
+        let quick = executor.submit(0, async {});
+        executor.idle(&0).await;
+        assert!(slow.is_done() && quick.is_done());
+    });
+}
+
+#[test]
 fn when_all_is_idle_every_result_can_be_seen() {
     explore(|| async {
         let executor = Executor::builder().build().unwrap();

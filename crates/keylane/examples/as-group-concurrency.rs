@@ -6,7 +6,7 @@
 //! shutting a group down stops what runs (`Mode::Now`), and a rejection handler wins over the
 //! policy (as here).
 //!
-//! `cargo run -p keylane --example as_group_concurrency`
+//! `cargo run -p keylane --example as-group-concurrency`
 
 use std::sync::Arc;
 use std::time::Duration;
