@@ -680,9 +680,6 @@ where
                 state.lanes.pause(key.clone(), |_| Spec::default());
             }
             state.lanes.flush_done(id, keep);
-            if state.draining && !drained {
-                state.lanes.flush(key);
-            }
         });
     }
 

@@ -326,6 +326,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: HISTORIES,
     },
     Mutation {
+        name: "flush-behind-waits-for-what-runs",
+        invariant: "L10",
+        file: LANES,
+        find: "Flush::No if !lane.items.is_empty() => Flush::Now,",
+        replace: "Flush::No if !lane.items.is_empty() => Flush::Wanted,",
+        test: HISTORIES,
+    },
+    Mutation {
         name: "flush-leaves-the-newest",
         invariant: "L10",
         file: LANES,
