@@ -2,16 +2,19 @@
 //! the source, in order and in batches.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::audit::Scale;
 use crate::counters::Counters;
-use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
+use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement, SourceEnd, Window};
+use crate::fault;
 use crate::health::Trouble;
 use crate::jitter;
 use crate::lane::{LaneId, any_source};
@@ -19,10 +22,12 @@ use crate::lease::{Book, Lease, Lost, Terms};
 use crate::message::{BrokerId, Message};
 use crate::parse::{self, Malformed};
 use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
-use crate::pool::Pool;
+use crate::pool::{FULL_FOR, NotPut, Pool, Pushed};
 use crate::renew::{Due, Leases, Renewals};
+use crate::room::{Place, Room as Shares, Share};
 use crate::router::Inner;
 use crate::source::{Features, Received, Room, SettleError, Settler, Source, SourceError};
+use crate::spill::Over;
 use crate::stage::{Blocked, Stage};
 use crate::unsettled::Counted;
 
@@ -36,6 +41,10 @@ const MOMENT: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 8;
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
+/// A pool that takes no more is asked for its successor after this.
+const POOL_GONE: Duration = Duration::from_millis(10);
+/// A source that waits for one lane says so this often.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// A running consumer, as the router sees it.
 pub(crate) struct Consumer {
@@ -67,6 +76,11 @@ impl Consumer {
     pub(crate) fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>) {
         self.held.add_held(ids, to);
     }
+
+    /// Whether this is out: its source has not confirmed a settlement of it.
+    pub(crate) fn is_out(&self, id: &BrokerId) -> bool {
+        self.held.is_out(id)
+    }
 }
 
 /// Starts to take messages from a source.
@@ -80,7 +94,7 @@ pub(crate) fn start<S: Source>(
     router.announce(&name, &features);
     let scale = features.positions.then(|| router.shared.audit.new_scale());
     let (to_settle, settlements) = mpsc::unbounded_channel();
-    let held = Arc::new(Held::default());
+    let held = Arc::new(Held::new(plan.window));
     let stop = router.stop_taking.child_token();
     let terms = features.lease.map(|length| {
         let book: Weak<dyn Book> = Arc::downgrade(&held) as Weak<Held<S::Receipt>>;
@@ -129,8 +143,17 @@ pub(crate) fn start<S: Source>(
         features: features.clone(),
         scale,
         terms,
+        end: Arc::new(SourceEnd {
+            to_settle,
+            window: held.clone(),
+        }),
+        relief: Relief {
+            name: name.clone(),
+            held: held.clone(),
+            router: router.clone(),
+            warned: Mutex::default(),
+        },
         held: held.clone(),
-        to_settle,
         router,
         stop: stop.clone(),
         counters: HashMap::new(),
@@ -157,12 +180,18 @@ pub(crate) fn start<S: Source>(
 
 /// What is out: received and not settled, by the broker's own id.
 struct Held<R> {
-    table: Mutex<HashMap<BrokerId, Entry<R>>>,
+    out: Mutex<Out<R>>,
     changed: Notify,
     /// Something is out, where nothing was; only told where leases are renewed.
     first: Notify,
     /// Acked lately, where an ack may be lost on its way without anybody knowing.
     acked: Mutex<Recent>,
+}
+
+struct Out<R> {
+    table: HashMap<BrokerId, Entry<R>>,
+    /// Which lanes have how much of it.
+    shares: Shares,
 }
 
 /// The last few ids, oldest forgotten first.
@@ -188,13 +217,29 @@ impl Recent {
 /// The ids of what is out, whatever the source's receipts are.
 trait HeldIds: Send + Sync {
     fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>);
+    fn is_out(&self, id: &BrokerId) -> bool;
 }
 
 impl<R: Clone + Send> HeldIds for Held<R> {
     // Not by an index: what is out is no more than a window, and this is asked seldom.
     fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>) {
-        let table = self.lock();
-        to.extend(table.values().filter_map(|entry| ids.get(&*entry.message)));
+        let out = self.lock();
+        let entries = out.table.values();
+        to.extend(entries.filter_map(|entry| ids.get(&*entry.message)));
+    }
+
+    fn is_out(&self, id: &BrokerId) -> bool {
+        self.lock().table.contains_key(id)
+    }
+}
+
+impl<R: Clone + Send> Window for Held<R> {
+    fn hold(&self, place: &Place) {
+        self.lock().shares.hold(place);
+    }
+
+    fn moved(&self, place: &Place) {
+        self.lock().shares.moved(place);
     }
 }
 
@@ -207,22 +252,27 @@ struct Entry<R> {
     came: u64,
     lease: Option<Arc<Lease>>,
     counters: Arc<Counters>,
+    /// Its lane, and what it takes of that lane's share.
+    place: Arc<Place>,
+    bytes: u64,
 }
 
-impl<R> Default for Held<R> {
-    fn default() -> Self {
+impl<R: Clone> Held<R> {
+    fn new(window: NonZeroUsize) -> Self {
+        let out = Out {
+            table: HashMap::new(),
+            shares: Shares::new(window),
+        };
         Self {
-            table: Mutex::default(),
+            out: Mutex::new(out),
             changed: Notify::new(),
             first: Notify::new(),
             acked: Mutex::default(),
         }
     }
-}
 
-impl<R: Clone> Held<R> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<BrokerId, Entry<R>>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Out<R>> {
+        self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many more may be out. Where that is little, what is settled in a moment is waited for:
@@ -245,7 +295,7 @@ impl<R: Clone> Held<R> {
     async fn room_for(&self, enough: usize, window: usize) -> usize {
         loop {
             let changed = self.changed.notified();
-            let room = window.saturating_sub(self.lock().len());
+            let room = window.saturating_sub(self.lock().table.len());
             if room >= enough {
                 return room;
             }
@@ -256,9 +306,9 @@ impl<R: Clone> Held<R> {
     /// Notes the newest receipts of those messages that are here already, all at one moment:
     /// where the first of a lane is known, so is everything behind it. Answers which are.
     fn come_again(&self, batch: &[Received<R>], lent: Duration) -> Vec<bool> {
-        let mut table = self.lock();
+        let mut out = self.lock();
         let mut known = |received: &Received<R>| {
-            let Some(entry) = table.get_mut(&received.identity.id) else {
+            let Some(entry) = out.table.get_mut(&received.identity.id) else {
                 return false;
             };
             entry.receipt = received.receipt.clone();
@@ -273,10 +323,10 @@ impl<R: Clone> Held<R> {
     }
 
     fn insert(&self, id: BrokerId, entry: Entry<R>) {
-        let mut table = self.lock();
-        let first = table.is_empty() && entry.lease.is_some();
-        table.insert(id, entry);
-        drop(table);
+        let mut out = self.lock();
+        let first = out.table.is_empty() && entry.lease.is_some();
+        out.table.insert(id, entry);
+        drop(out);
         if first {
             self.first.notify_one();
         }
@@ -297,9 +347,9 @@ impl<R: Clone> Held<R> {
 
     /// The receipts of those that may still be settled; what lost its lease is not among them.
     fn receipts(&self, ids: &[BrokerId]) -> Vec<(Sent, R)> {
-        let table = self.lock();
+        let out = self.lock();
         let known = ids.iter().filter_map(|id| {
-            let entry = table.get(id)?;
+            let entry = out.table.get(id)?;
             let holds = entry.lease.as_ref().is_none_or(|lease| lease.holds());
             let sent = Sent {
                 id: id.clone(),
@@ -312,18 +362,20 @@ impl<R: Clone> Held<R> {
 
     /// Whether it came again since this was sent.
     fn came_since(&self, sent: &Sent) -> bool {
-        let table = self.lock();
-        table
+        let out = self.lock();
+        out.table
             .get(&sent.id)
             .is_some_and(|entry| entry.came > sent.came)
     }
 
     fn forget<'a>(&self, ids: impl IntoIterator<Item = &'a BrokerId>) {
-        let mut table = self.lock();
+        let mut out = self.lock();
         for id in ids {
-            table.remove(id);
+            if let Some(entry) = out.table.remove(id) {
+                out.shares.remove(&entry.place, entry.bytes);
+            }
         }
-        drop(table);
+        drop(out);
         self.changed.notify_waiters();
     }
 }
@@ -336,20 +388,22 @@ struct Sent {
 
 impl<R: Clone + Send> Book for Held<R> {
     fn forget_lost(&self, messages: &[Lost<'_>]) -> Vec<bool> {
-        let mut table = self.lock();
+        let mut out = self.lock();
         let mut forget = |lost: &Lost<'_>| {
-            let lease = table.get(lost.id).and_then(|entry| entry.lease.as_ref());
+            let lease = out.table.get(lost.id).and_then(|entry| entry.lease.as_ref());
             if lease.is_some_and(|lease| lease.holds()) {
                 return false;
             }
             if lost.delivered {
                 self.remember_acked([lost.id]);
             }
-            table.remove(lost.id);
+            if let Some(entry) = out.table.remove(lost.id) {
+                out.shares.remove(&entry.place, entry.bytes);
+            }
             true
         };
         let forgotten = messages.iter().map(&mut forget).collect();
-        drop(table);
+        drop(out);
         self.changed.notify_waiters();
         forgotten
     }
@@ -359,7 +413,7 @@ impl<R: Clone + Send + Sync + 'static> Leases<R> for Held<R> {
     async fn some(&self) {
         loop {
             let first = self.first.notified();
-            if !self.lock().is_empty() {
+            if !self.lock().table.is_empty() {
                 return;
             }
             first.await;
@@ -369,7 +423,7 @@ impl<R: Clone + Send + Sync + 'static> Leases<R> for Held<R> {
     // Not by an index: what is out is no more than a window, and it is looked at a few times in
     // the length of a lease.
     fn look(&self, mut at: impl FnMut(&Arc<Lease>, &dyn Fn() -> Due<R>)) {
-        for (id, entry) in &*self.lock() {
+        for (id, entry) in &self.lock().table {
             let Some(lease) = &entry.lease else { continue };
             at(lease, &|| Due {
                 id: id.clone(),
@@ -380,14 +434,103 @@ impl<R: Clone + Send + Sync + 'static> Leases<R> for Held<R> {
     }
 
     fn renewed(&self, due: &Due<R>, with: impl FnOnce(&Arc<Lease>)) {
-        let table = self.lock();
-        if let Some(entry) = table.get(&due.id)
+        let out = self.lock();
+        if let Some(entry) = out.table.get(&due.id)
             && entry.came == due.came
             && let Some(lease) = &entry.lease
         {
             with(lease);
         }
     }
+}
+
+/// Sees to lanes that have more than their part of a source's window.
+struct Relief<R> {
+    name: Arc<str>,
+    held: Arc<Held<R>>,
+    router: Arc<Inner>,
+    /// Which lane was warned about last, and when.
+    warned: Mutex<Option<(Arc<Place>, Instant)>>,
+}
+
+impl<R: Clone + Send> Relief<R> {
+    /// How many more may be out. While that is none, lanes that are over make room.
+    async fn room(&self, window: usize) -> usize {
+        let mut room = std::pin::pin!(self.held.room(window));
+        loop {
+            self.longest_held();
+            match tokio::time::timeout(FULL_FOR, &mut room).await {
+                Ok(room) => return room,
+                Err(_) => self.full(),
+            }
+        }
+    }
+
+    /// Held lanes have half of the window or more: the longest-held are over.
+    fn longest_held(&self) {
+        loop {
+            let over = self.held.lock().shares.over_half();
+            let Some(place) = over else {
+                return;
+            };
+            self.relieve(&place, "held lanes have half of the window");
+        }
+    }
+
+    /// Nobody could be let in for a while: who has a quarter of the window or more is over.
+    fn full(&self) {
+        let over = self.held.lock().shares.over_quarter();
+        for place in over {
+            self.relieve(&place, "it has a quarter of the full window");
+        }
+    }
+
+    /// The pool's bytes are all in use: its held lanes make room.
+    fn heavy(&self, pool: &Pool) {
+        let half = pool.plan().byte_budget / 2;
+        let over = self.held.lock().shares.longest_held(&pool.name, half);
+        for place in over {
+            self.held.lock().shares.moved(&place);
+            self.relieve(&place, "held lanes have the bytes of its pool");
+        }
+    }
+
+    fn relieve(&self, place: &Arc<Place>, why: &str) {
+        let Some(pool) = self.router.routes.find(&place.pool) else {
+            return;
+        };
+        match self.router.shared.overflow(&pool.plan(), &self.name) {
+            Overflow::Spill => pool.overflow(&place.lane, Over::Spill(why.to_owned())),
+            Overflow::Return => pool.overflow(&place.lane, Over::Return),
+            Overflow::Wait => self.warn(place, why),
+        }
+    }
+
+    /// The source waits for this lane, unless it gives back what does not fit.
+    fn warn_waiting(&self, place: Place, pool: &Pool) {
+        if self.router.shared.overflow(&pool.plan(), &self.name) == Overflow::Wait {
+            self.warn(&Arc::new(place), "it has as much as it may have");
+        }
+    }
+
+    /// The source waits for this lane.
+    fn warn(&self, place: &Arc<Place>, why: &str) {
+        let now = Instant::now();
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = |(last, at): &(Arc<Place>, Instant)| last == place && now - *at < WARN_EVERY;
+        if !warned.as_ref().is_some_and(known) {
+            let (source, pool, lane) = (&*self.name, &*place.pool, &place.lane);
+            tracing::warn!(source, pool, ?lane, "the source waits for this lane: {why}");
+            *warned = Some((place.clone(), now));
+        }
+    }
+}
+
+/// What is new of a message that was received.
+struct New {
+    message: Arc<str>,
+    lease: Option<Arc<Lease>>,
+    counters: Arc<Counters>,
 }
 
 /// The receiving side of one source.
@@ -402,7 +545,8 @@ struct Consume<S: Source> {
     terms: Option<Arc<Terms>>,
     settler: S::Settler,
     held: Arc<Held<S::Receipt>>,
-    to_settle: mpsc::UnboundedSender<Settled<BrokerId>>,
+    end: Arc<SourceEnd>,
+    relief: Relief<S::Receipt>,
     router: Arc<Inner>,
     stop: CancellationToken,
     counters: HashMap<Arc<str>, Arc<Counters>>,
@@ -420,7 +564,7 @@ impl<S: Source> Consume<S> {
             let messages = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                room = self.held.room(self.plan.window.get()) => room,
+                room = self.relief.room(self.plan.window.get()) => room,
             };
             self.stage.unblock();
             let room = Room {
@@ -532,17 +676,18 @@ impl<S: Source> Consume<S> {
             .routes
             .route(code, lane_of, &self.router.counters);
         let counters = self.counters_of(&pool);
-        let receipt = received.receipt.clone();
         let terms = self.terms.clone();
         let lease = terms.map(|terms| Lease::new(terms, lent));
-        let entry = Entry {
+        let place = Place {
+            pool: pool.name.clone(),
+            lane: lane.clone(),
+        };
+        let entry = New {
             message: message.id.clone(),
-            receipt,
-            came: 0,
             lease: lease.clone(),
             counters: counters.clone(),
         };
-        self.held.insert(received.identity.id.clone(), entry);
+        let place = self.note_out(&received, entry, place);
         let stay = self.router.store.stay(&received.identity);
         let loan = Loan {
             identity: received.identity,
@@ -551,13 +696,31 @@ impl<S: Source> Consume<S> {
             batch: received.batch,
             body: received.body,
             headers: received.headers,
-            lender: Lender::Source(self.to_settle.clone()),
+            place: Some(place),
+            lender: Lender::Source(self.end.clone()),
             lease,
         };
         let mut delivery = Box::new(Delivery::new(loan, message, lane, stay, counters));
         delivery.origin = self.router.dispatch.origin_of(&delivery.message);
         delivery.fate = too_large(&delivery, &pool.plan()).unwrap_or(fate);
         (pool, delivery)
+    }
+
+    /// It is out from now on.
+    fn note_out(&self, received: &Received<S::Receipt>, new: New, place: Place) -> Arc<Place> {
+        let bytes = received.body.len() as u64;
+        let place = self.held.lock().shares.add(place, bytes);
+        let entry = Entry {
+            message: new.message,
+            receipt: received.receipt.clone(),
+            came: 0,
+            lease: new.lease,
+            counters: new.counters,
+            place: place.clone(),
+            bytes,
+        };
+        self.held.insert(received.identity.id.clone(), entry);
+        place
     }
 
     fn lane(&self, scope: LaneScope, key: Option<&crate::message::Key>, id: &BrokerId) -> LaneId {
@@ -606,29 +769,89 @@ impl<S: Source> Consume<S> {
         if refused.contains(&place) {
             return give_back(delivery);
         }
+        let weight = tokio::select! {
+            weight = pool.weigh(delivery.bytes(), || self.relief.heavy(&pool)) => weight,
+            () = self.stop.cancelled() => {
+                refused.insert(place);
+                return give_back(delivery);
+            }
+        };
+        delivery.weight = Some(weight);
         let held = self.held.clone();
         loop {
             let changed = held.changed.notified();
             if let Some(lease) = &delivery.lease {
                 lease.put(&pool, &delivery.lane);
             }
-            delivery = match pool.push(delivery.lane.clone(), delivery) {
+            let closed = match self.push(&pool, delivery) {
                 Ok(()) => return self.stage.unblock(),
-                Err(delivery) => delivery,
+                Err(not_put) => {
+                    delivery = not_put.delivery;
+                    not_put.closed
+                }
             };
-            if self.stop.is_cancelled() || self.overflow(&pool) == Overflow::Return {
+            let returns = self.overflow(&pool) == Overflow::Return && !closed;
+            if self.stop.is_cancelled() || returns {
                 refused.insert(place);
                 return give_back(delivery);
             }
-
-            // The source takes no more until there is room in this lane.
             let (pool_name, lane) = (pool.name.clone(), delivery.lane.clone());
             self.stage.block_on(Blocked::Lane(pool_name, lane));
+            // The source takes no more until there is room in this lane, or another pool for it.
             tokio::select! {
                 () = changed => {}
+                () = tokio::time::sleep(POOL_GONE), if closed => {}
                 () = self.stop.cancelled() => {}
             }
             pool = self.again(&pool, &mut delivery);
+        }
+    }
+
+    /// Puts a delivery into its lane, unless the lane is over and waits or goes back.
+    fn push(&self, pool: &Arc<Pool>, delivery: Box<Delivery>) -> Result<(), NotPut> {
+        let place = Place {
+            pool: pool.name.clone(),
+            lane: delivery.lane.clone(),
+        };
+        let spills = self.overflow(pool) == Overflow::Spill;
+        let Share { messages, bytes } = self.held.lock().shares.share(&place);
+        // An empty lane always takes one.
+        let heavy = messages > 1 && bytes > pool.plan().byte_budget / 4;
+        if heavy && !spills {
+            self.relief.warn_waiting(place, pool);
+            let closed = false;
+            return Err(NotPut { delivery, closed });
+        }
+        let pushed = match pool.push(delivery, !spills) {
+            Ok(pushed) => pushed,
+            Err(not_put) => {
+                if !not_put.closed {
+                    self.relief.warn_waiting(place, pool);
+                }
+                return Err(not_put);
+            }
+        };
+        self.pushed(pool, &place, &pushed, heavy && spills);
+        Ok(())
+    }
+
+    /// What follows from a push: the lane may be over now, or be stored already.
+    fn pushed(&self, pool: &Arc<Pool>, place: &Place, pushed: &Pushed, heavy: bool) {
+        if pushed.paused {
+            self.held.lock().shares.hold(place);
+        }
+        if self.overflow(pool) != Overflow::Spill {
+            return;
+        }
+        let over = heavy || pushed.before >= pool.lane_capacity(&place.lane);
+        let why = match over {
+            true => "it has as much as it may have",
+            false => "what came before it is stored",
+        };
+        let store = &self.router.store;
+        let name = || place.lane.name(&place.pool);
+        if over || store.parks_any() && store.parked_lane(&name()).is_some() {
+            pool.overflow(&place.lane, Over::Spill(why.to_owned()));
         }
     }
 
@@ -650,12 +873,7 @@ impl<S: Source> Consume<S> {
     }
 
     fn overflow(&self, pool: &Pool) -> Overflow {
-        let default = if self.features.ordered_return && self.features.delayed_return {
-            Overflow::Return
-        } else {
-            Overflow::Wait
-        };
-        pool.plan().overflow.unwrap_or(default)
+        self.router.shared.overflow(&pool.plan(), &self.name)
     }
 }
 
@@ -757,10 +975,12 @@ impl<T: Settler> Settle<T> {
         loop {
             let (sent, receipts): (Vec<_>, Vec<_>) = self.held.receipts(&ids).into_iter().unzip();
             self.too_late(settlement, &ids, &sent);
+            fault::point("settle:before");
             let results = match settlement {
                 Settlement::Ack => self.settler.ack(receipts).await,
                 Settlement::Return { delay } => self.settler.give_back(receipts, *delay).await,
             };
+            fault::point("settle:after");
             if self.remember && *settlement == Settlement::Ack {
                 self.held.remember_acked(sent.iter().map(|sent| &sent.id));
             }

@@ -69,6 +69,7 @@ pub struct Counters {
     pub dropped: Counter,
     pub skipped: Counter,
     pub parked: Counter,
+    pub spilled: Counter,
     pub returned: Counter,
     pub lost_leases: Counter,
     /// Acks and returns that came after the lease had ended: their messages come again.
@@ -109,6 +110,7 @@ pub struct PoolGauges {
     pub unsettled: usize,
     /// Attempts that take too long.
     pub stalled: usize,
+    pub bytes: u64,
 }
 
 impl Registry {
@@ -250,13 +252,14 @@ impl Counters {
     }
 
     /// Ways in which a message leaves.
-    pub fn resolved(&self) -> [(&'static str, &Counter); 7] {
+    pub fn resolved(&self) -> [(&'static str, &Counter); 8] {
         [
             ("delivered", &self.delivered),
             ("dead-lettered", &self.dead_lettered),
             ("dropped", &self.dropped),
             ("skipped", &self.skipped),
             ("parked", &self.parked),
+            ("spilled", &self.spilled),
             ("returned", &self.returned),
             ("lost-lease", &self.lost_leases),
         ]
@@ -332,24 +335,31 @@ fn histogram(out: &mut String, name: &str, labels: &Labels, histogram: &Histogra
     );
 }
 
-type GaugeOf = fn(&PoolGauges) -> usize;
+type GaugeOf = fn(&PoolGauges) -> u64;
 
 fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
-    let gauges: [(&str, &str, GaugeOf); 5] = [
-        ("lanes", "Keys that have something here.", |pool| pool.lanes),
+    let gauges: [(&str, &str, GaugeOf); 6] = [
+        ("lanes", "Keys that have something here.", |pool| {
+            pool.lanes as u64
+        }),
         (
             "queued_messages",
             "Messages waiting or held here.",
-            |pool| pool.queued,
+            |pool| pool.queued as u64,
         ),
-        ("in_flight", "Attempts under way.", |pool| pool.in_flight),
+        ("queued_bytes", "Bytes of the messages here.", |pool| {
+            pool.bytes
+        }),
+        ("in_flight", "Attempts under way.", |pool| {
+            pool.in_flight as u64
+        }),
         ("unsettled", "Messages a crash would repeat.", |pool| {
-            pool.unsettled
+            pool.unsettled as u64
         }),
         (
             "stalled_attempts",
             "Attempts that do not end in their time.",
-            |pool| pool.stalled,
+            |pool| pool.stalled as u64,
         ),
     ];
     for (name, help, value) in gauges {

@@ -1,6 +1,7 @@
 //! A message on loan from a source, on its way through a lane. It must be settled.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,12 +10,15 @@ use tokio::time::Instant;
 
 use crate::audit::Scale;
 use crate::counters::Counters;
+use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::lease::Lease;
 use crate::message::{BrokerId, Identity, Message};
+use crate::room::Place;
 use crate::source::BatchId;
 use crate::store::{LaneName, Stay, Stored};
 use crate::unsettled::Counted;
+use crate::weight::Weight;
 
 /// How a loan ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +48,7 @@ pub(crate) enum Fate {
     },
     /// Give it back, with everything behind it.
     Return,
-    /// Its key is parked: store it behind that.
+    /// Its key is stored: store it behind that.
     ParkBehind,
     /// Store its key whole.
     Park {
@@ -57,9 +61,30 @@ pub(crate) enum Fate {
 #[derive(Clone, Debug)]
 pub(crate) enum Lender {
     /// The consumer of a source.
-    Source(mpsc::UnboundedSender<Settled<BrokerId>>),
-    /// The replay of a parked key: the row it came from.
-    Row(mpsc::UnboundedSender<Settled<u64>>, u64),
+    Source(Arc<SourceEnd>),
+    /// The feeder of a stored key: the row it came from.
+    Row(mpsc::UnboundedSender<Fed>, u64),
+}
+
+/// Where deliveries of one source end.
+pub(crate) struct SourceEnd {
+    /// Bounded by the source's window.
+    pub(crate) to_settle: mpsc::UnboundedSender<Settled<BrokerId>>,
+    pub(crate) window: Arc<dyn Window>,
+}
+
+impl std::fmt::Debug for SourceEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SourceEnd")
+    }
+}
+
+/// The window of a source, told how its lanes fare.
+pub(crate) trait Window: Send + Sync {
+    /// The head of this lane is held.
+    fn hold(&self, place: &Place);
+    /// The head of this lane, which was held, is resolved.
+    fn moved(&self, place: &Place);
 }
 
 /// How the loan of one message ended.
@@ -88,6 +113,16 @@ pub(crate) struct Delivery {
     /// How often in a row the target said "not yet" or "busy", or the store could not write.
     pub(crate) waits: u32,
     pub(crate) not_before: Option<Instant>,
+    /// Until when it was held last.
+    pub(crate) held_until: Option<Instant>,
+    /// Whether it was held at all.
+    held: AtomicBool,
+    /// Its lane is held because the store could not take it.
+    pub(crate) waits_for_store: bool,
+    /// What it takes of its pool's byte budget; given back when it is dropped.
+    pub(crate) weight: Option<Weight>,
+    /// Its lane in the window of its source, if it came from there.
+    place: Option<Arc<Place>>,
     pub(crate) fate: Fate,
     pub(crate) lane: LaneId,
     pub(crate) counters: Arc<Counters>,
@@ -107,6 +142,8 @@ pub(crate) struct Loan {
     pub(crate) batch: BatchId,
     pub(crate) body: Bytes,
     pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
+    /// Its lane in the window of its source, if it comes from there.
+    pub(crate) place: Option<Arc<Place>>,
     pub(crate) lender: Lender,
     pub(crate) lease: Option<Arc<Lease>>,
 }
@@ -132,6 +169,11 @@ impl Delivery {
             stay,
             waits: 0,
             not_before: None,
+            held_until: None,
+            held: AtomicBool::new(false),
+            waits_for_store: false,
+            weight: None,
+            place: loan.place,
             fate: Fate::Attempt,
             lane,
             counters,
@@ -172,11 +214,56 @@ impl Delivery {
         self.lender = None;
     }
 
+    /// Its lane is held because of it. What that means for the window is seen to here.
+    pub(crate) fn note_held(&self) {
+        self.held.store(true, Ordering::Relaxed);
+        if let (Some(place), Some(Lender::Source(end))) = (&self.place, &self.lender) {
+            end.window.hold(place);
+        }
+    }
+
+    /// How long it is to wait still, by the last hold.
+    pub(crate) fn waits_until(&self) -> Option<Instant> {
+        self.held_until.filter(|until| *until > Instant::now())
+    }
+
+    /// The bytes it takes of memory: its body, and its payload where that is not a part of it.
+    pub(crate) fn bytes(&self) -> u64 {
+        let (body, payload) = (
+            self.body.as_ptr_range(),
+            self.message.payload.as_ptr_range(),
+        );
+        let inside = body.start <= payload.start && payload.end <= body.end;
+        let payload = if inside {
+            0
+        } else {
+            self.message.payload.len()
+        };
+        (self.body.len() + payload) as u64
+    }
+
     /// Ends the loan.
     pub(crate) fn settle(mut self, settlement: Settlement) {
+        let held = *self.held.get_mut();
         if let Some(lender) = self.lender.take() {
+            if let (true, Some(place), Lender::Source(end)) = (held, &self.place, &lender) {
+                end.window.moved(place);
+            }
             lender.settle(&self.identity, settlement, self.counted.take());
         }
+    }
+
+    /// Lets somebody else keep the lender for a while, who may put another in its place.
+    pub(crate) fn lend(&mut self) -> Option<Lender> {
+        self.lender.take()
+    }
+
+    pub(crate) fn take_back(&mut self, lender: Option<Lender>) {
+        if let Some(Lender::Row(..)) = lender {
+            // It is ours now, whatever becomes of the loan.
+            self.lease = None;
+        }
+        self.lender = lender;
     }
 
     /// As a store keeps it.
@@ -193,6 +280,13 @@ impl Delivery {
 
 impl Drop for Delivery {
     fn drop(&mut self) {
+        if let Some(Lender::Row(..)) = self.lender
+            && let Some(lender) = self.lender.take()
+        {
+            // It is in the store still: its feeder gives it out again.
+            let delay = Duration::ZERO;
+            lender.settle(&self.identity, Settlement::Return { delay }, None);
+        }
         if self.lender.is_some() {
             // Only the end of the process may do this: the source gives it out again.
             tracing::error!(identity = %self.identity, "a delivery was dropped without settlement");
@@ -201,17 +295,22 @@ impl Drop for Delivery {
 }
 
 impl Lender {
-    fn settle(self, identity: &Identity, settlement: Settlement, counted: Option<Counted>) {
+    pub(crate) fn settle(
+        self,
+        identity: &Identity,
+        settlement: Settlement,
+        counted: Option<Counted>,
+    ) {
         // A closed channel means that the source is gone: it gives out again what was not settled.
         let _ = match self {
-            Self::Source(to) => {
+            Self::Source(end) => {
                 let id = identity.id.clone();
                 let settled = Settled {
                     id,
                     settlement,
                     counted,
                 };
-                to.send(settled).is_ok()
+                end.to_settle.send(settled).is_ok()
             }
             Self::Row(to, id) => {
                 let settled = Settled {
@@ -219,7 +318,7 @@ impl Lender {
                     settlement,
                     counted,
                 };
-                to.send(settled).is_ok()
+                to.send(Fed::Settled(settled)).is_ok()
             }
         };
     }

@@ -46,18 +46,26 @@ impl LaneId {
             source: self.source().clone(),
             pool: pool.clone(),
             key: self.key().cloned(),
+            alone: match self {
+                Self::Alone { id, .. } => Some(id.clone()),
+                _ => None,
+            },
         }
     }
 
     /// The lane a store's name means.
     pub(crate) fn of(name: &LaneName) -> Self {
         let source = name.source.clone();
-        match &name.key {
-            Some(key) => Self::Key {
+        match (&name.key, &name.alone) {
+            (Some(key), _) => Self::Key {
                 source,
                 key: key.clone(),
             },
-            None => Self::Keyless { source },
+            (None, Some(id)) => Self::Alone {
+                source,
+                id: id.clone(),
+            },
+            (None, None) => Self::Keyless { source },
         }
     }
 }

@@ -12,6 +12,8 @@ mod delivery;
 pub mod dispatch;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+mod fault;
+mod feed;
 pub mod health;
 pub mod history;
 mod jitter;
@@ -24,11 +26,12 @@ pub mod plan;
 mod pool;
 mod process;
 mod renew;
-mod replay;
+mod room;
 mod route;
 mod router;
 mod runs;
 pub mod source;
+mod spill;
 mod stage;
 pub mod store;
 #[cfg(feature = "testing")]
@@ -37,6 +40,7 @@ mod unsettled;
 mod verbs;
 mod waits;
 mod watch;
+mod weight;
 
 pub use router::{Builder, Router, StartError};
 pub use verbs::{By, VerbError};

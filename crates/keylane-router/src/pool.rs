@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use keylane::lanes::{Hold, LaneState};
 use keylane::{Executor, Gate, Handler, JobExecutor, Limits, NotPushed, Permits, Queued, Reply};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -19,25 +20,32 @@ use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
 use crate::delivery::{Delivery, Fate, Settlement};
 use crate::dispatch::{Attempt, DynDispatch};
+use crate::feed::Fed;
 use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
 use crate::lane::LaneId;
 use crate::lease::Lost;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
-use crate::plan::{Cascade, KeyPlan, LaneScope, PoolPlan, Rate, Targets};
+use crate::plan::{Cascade, KeyPlan, LaneScope, Overflow, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
 use crate::route::DEFAULT;
+use crate::router::Inner;
 use crate::runs::{Doing, Run, Runs, Watched};
+use crate::spill::{Over, Overflowing, still_held};
 use crate::store::{
     AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
 };
 use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 use crate::watch;
+use crate::weight::{Weight, Weights};
 
 /// The longest wait between two tries to write to a store.
 const STORE_BACK_OFF: Duration = Duration::from_secs(30);
+
+/// A window or a budget that is full for this long has lanes in it that have more than their part.
+pub(crate) const FULL_FOR: Duration = Duration::from_millis(100);
 
 /// What all pools share.
 pub(crate) struct Shared {
@@ -48,14 +56,25 @@ pub(crate) struct Shared {
     pub(crate) health: Arc<Health>,
     /// Running attempts are cut: the deadline of a stop has passed.
     pub(crate) cut: CancellationToken,
-    /// Whether a source can take messages back in order and with a delay.
-    pub(crate) returns: RwLock<HashMap<Arc<str>, bool>>,
+    /// What sources can do, by name.
+    pub(crate) sources: RwLock<HashMap<Arc<str>, Ability>>,
+    /// Who feeds stored keys; set once, when the router is made.
+    pub(crate) router: OnceLock<Weak<Inner>>,
     /// Heads that an operator wants skipped if the attempt under way fails.
     pub(crate) skips: Mutex<HashMap<Identity, Skip>>,
     /// Looks at the order of first starts.
     pub(crate) audit: Audit,
     /// Where the router's part of a history is written down, if anywhere.
     pub(crate) history: Option<Arc<Recorder>>,
+}
+
+/// What a source can do when there is no room or no hope.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ability {
+    /// It takes messages back in order and with a delay.
+    pub(crate) returns: bool,
+    /// What is done with its lanes that are over, where no pool says so.
+    pub(crate) overflow: Overflow,
 }
 
 /// Who wants a message skipped, and why.
@@ -67,14 +86,44 @@ pub(crate) struct Skip {
 
 impl Shared {
     pub(crate) fn returns(&self, source: &Arc<str>) -> bool {
-        let returns = self.returns.read().unwrap_or_else(PoisonError::into_inner);
-        returns.get(source).copied().unwrap_or(false)
+        self.ability(source).is_some_and(|source| source.returns)
+    }
+
+    /// What happens to a lane of this source in a pool of this plan that is over.
+    pub(crate) fn overflow(&self, plan: &PoolPlan, source: &Arc<str>) -> Overflow {
+        let by_itself = || match self.ability(source) {
+            Some(source) => source.overflow,
+            None => Overflow::Wait,
+        };
+        match plan.overflow.unwrap_or_else(by_itself) {
+            // What sources share is in none of their stores.
+            Overflow::Spill if plan.lane_scope == LaneScope::Pool => Overflow::Wait,
+            overflow => overflow,
+        }
+    }
+
+    fn ability(&self, source: &Arc<str>) -> Option<Ability> {
+        let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
+        sources.get(source).copied()
+    }
+
+    /// The feeder of a stored key, started if need be.
+    pub(crate) fn feeder(&self, lane: &LaneName) -> mpsc::UnboundedSender<Fed> {
+        match self.router.get().and_then(Weak::upgrade) {
+            Some(router) => router.feeders.start(&router, lane),
+            // The router is gone: nobody is left to hear of it.
+            None => mpsc::unbounded_channel().0,
+        }
     }
 
     /// A line of the history, written before the source is told.
     pub(crate) fn note(&self, delivery: &Delivery, kind: EventKind, outcome: &'static str) {
+        self.note_id(&delivery.message.id, kind, outcome);
+    }
+
+    pub(crate) fn note_id(&self, id: &Arc<str>, kind: EventKind, outcome: &'static str) {
         if let Some(history) = &self.history {
-            let event = Event::new(kind, By::Router).id(delivery.message.id.clone());
+            let event = Event::new(kind, By::Router).id(id.clone());
             if let Err(error) = history.record(event.outcome(outcome)) {
                 tracing::error!("the history cannot be written: {error}");
             }
@@ -99,6 +148,11 @@ pub(crate) struct Pool {
     plan: Arc<RwLock<Arc<PoolPlan>>>,
     executor: PoolExecutor,
     unsettled: Arc<Unsettled>,
+    overflowing: Arc<Overflowing>,
+    /// Bytes of bodies that are here.
+    weights: Arc<Weights>,
+    /// It takes no more and gives everything back.
+    draining: AtomicBool,
     /// Held by whoever puts something into a lane.
     pushing: Mutex<()>,
     losses: Arc<Losses>,
@@ -127,6 +181,21 @@ impl Losses {
     }
 }
 
+/// What became of a push.
+pub(crate) struct Pushed {
+    /// How many messages the lane had before.
+    pub(crate) before: usize,
+    /// An operator paused it.
+    pub(crate) paused: bool,
+}
+
+/// Why a push was refused; the delivery comes back.
+pub(crate) struct NotPut {
+    pub(crate) delivery: Box<Delivery>,
+    /// The pool takes no more at all.
+    pub(crate) closed: bool,
+}
+
 impl Pool {
     pub(crate) fn new(
         name: Arc<str>,
@@ -142,11 +211,13 @@ impl Pool {
             parked.lane.pool == name && LaneId::is_shared(&parked.lane) != shared_lanes
         };
         let scope_changed = shared.store.parked().iter().any(other_scope);
+        let weights = Weights::new(plan.byte_budget);
         let plan = Arc::new(RwLock::new(Arc::new(plan)));
         let pool = Arc::new(OnceLock::new());
         let unsettled = Arc::new(Unsettled::default());
         let losses = Arc::new(Losses::default());
         let runs = Arc::new(Runs::default());
+        let overflowing = Arc::new(Overflowing::default());
         let attempts = Attempts {
             name: name.clone(),
             plan: plan.clone(),
@@ -156,6 +227,7 @@ impl Pool {
             unsettled: unsettled.clone(),
             losses: losses.clone(),
             runs: runs.clone(),
+            overflowing: overflowing.clone(),
         };
         let (by_concurrency, by_rate) = (plan.clone(), plan.clone());
         let mut builder = Executor::<LaneId>::builder()
@@ -172,6 +244,9 @@ impl Pool {
             plan,
             executor,
             unsettled,
+            overflowing,
+            weights,
+            draining: AtomicBool::new(false),
             pushing: Mutex::default(),
             losses,
             runs,
@@ -198,23 +273,77 @@ impl Pool {
             // Before the plan is in force: who sees the new scope looks for the old one too.
             self.scope_changed.store(true, Ordering::SeqCst);
         }
+        self.weights.set_budget(plan.byte_budget);
         *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
         self.executor
             .set_limits(limits)
             .expect("a plan's limits are at least 1");
     }
 
-    /// Puts a delivery at the end of its lane, or hands it back when the lane has as many as it
-    /// may have: those that wait, are held or run.
-    pub(crate) fn push(&self, lane: LaneId, delivery: Box<Delivery>) -> Result<(), Box<Delivery>> {
+    /// Puts a delivery at the end of its lane. With `limited`, hands it back when the lane has as
+    /// many as it may have: those that wait, are held or run.
+    pub(crate) fn push(&self, delivery: Box<Delivery>, limited: bool) -> Result<Pushed, NotPut> {
         // Several sources may share a lane: nobody comes between the look and the push.
         let _one_at_a_time = self.pushing.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.held(&lane) >= lane_capacity(&self.plan(), &lane) {
-            return Err(delivery);
+        let lane = delivery.lane.clone();
+        let state = self.executor.lane(&lane);
+        let before = state.map_or(0, |lane| lane.running + lane.waiting);
+        if limited && before >= self.lane_capacity(&lane) {
+            let closed = false;
+            return Err(NotPut { delivery, closed });
         }
-        self.executor
-            .push(lane, delivery)
-            .map_err(NotPushed::into_job)
+        let paused = state.is_some_and(|lane| lane.paused);
+        match self.executor.push(lane, delivery) {
+            Ok(()) => Ok(Pushed { before, paused }),
+            Err(refused) => Err(NotPut {
+                closed: matches!(refused, NotPushed::ShutDown(_)),
+                delivery: refused.into_job(),
+            }),
+        }
+    }
+
+    /// Puts a row of a store at the end of its lane, or hands it back when the pool is closed.
+    pub(crate) fn push_row(&self, delivery: Box<Delivery>) -> Result<(), Box<Delivery>> {
+        let pushed = self.push(delivery, false);
+        pushed.map(drop).map_err(|refused| refused.delivery)
+    }
+
+    /// How many messages of the lane may be in memory.
+    pub(crate) fn lane_capacity(&self, lane: &LaneId) -> usize {
+        lane_capacity(&self.plan(), lane)
+    }
+
+    /// Bytes of the pool's budget. While they are waited for, and nobody gives any back, stored
+    /// keys leave the memory, the longest-held first, and `full` is called to see to others.
+    pub(crate) async fn weigh(&self, bytes: u64, full: impl Fn()) -> Weight {
+        if let Some(weight) = self.weights.try_take(bytes) {
+            return weight;
+        }
+        let mut weight = std::pin::pin!(self.weights.take(bytes));
+        loop {
+            match tokio::time::timeout(FULL_FOR, &mut weight).await {
+                Ok(weight) => return weight,
+                Err(_) => {
+                    if let Some(lane) = self.overflowing.longest_held_row() {
+                        self.overflow(&lane, Over::Unload);
+                    }
+                    full();
+                }
+            }
+        }
+    }
+
+    /// Sees to a lane that has more than its part.
+    pub(crate) fn overflow(&self, lane: &LaneId, over: Over) {
+        self.overflowing.ask(lane, over);
+        if !self.flush_behind(lane) {
+            self.overflowing.take(lane);
+        }
+    }
+
+    /// The head of a stored key is resolved, or not in memory any more.
+    pub(crate) fn row_moved(&self, lane: &LaneId) {
+        self.overflowing.row_moved(lane);
     }
 
     /// Whether the lane has anything unresolved here.
@@ -248,6 +377,19 @@ impl Pool {
         let mut losses = self.losses.lock();
         losses.remove(lane);
         self.executor.flush(lane)
+    }
+
+    /// Everything of a lane goes back to its source as soon as nothing of it runs.
+    pub(crate) fn leave(&self, lane: &LaneId) {
+        self.overflowing.ask(lane, Over::Leave);
+        if !self.flush(lane) {
+            self.overflowing.take(lane);
+        }
+    }
+
+    pub(crate) fn flush_behind(&self, lane: &LaneId) -> bool {
+        self.losses.lock().remove(lane);
+        self.executor.flush_behind(lane)
     }
 
     /// If the front of the lane lost its lease, it goes, with everything behind it. A front that
@@ -298,6 +440,7 @@ impl Pool {
             queued: stats.queued,
             in_flight: stats.running,
             unsettled: self.unsettled.now(),
+            bytes: self.weights.used(),
             stalled: 0,
         }
     }
@@ -340,7 +483,12 @@ impl Pool {
     /// still runs at the deadline.
     pub(crate) async fn drain(&self, deadline: Duration) -> bool {
         self.losses.drains.store(true, Ordering::SeqCst);
+        self.draining.store(true, Ordering::SeqCst);
         self.executor.drain(deadline).await
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
     }
 }
 
@@ -439,23 +587,25 @@ fn find(hay: &[u8], needle: &[u8]) -> Option<usize> {
 
 /// What a pool does with a delivery whose turn has come.
 pub(crate) struct Attempts {
-    name: Arc<str>,
+    pub(crate) name: Arc<str>,
     plan: Arc<RwLock<Arc<PoolPlan>>>,
     targets: RwLock<Arc<Targets>>,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     pool: Arc<OnceLock<Weak<Pool>>>,
     unsettled: Arc<Unsettled>,
     losses: Arc<Losses>,
     runs: Arc<Runs>,
+    pub(crate) overflowing: Arc<Overflowing>,
 }
 
-type Job = Box<Delivery>;
+pub(crate) type Job = Box<Delivery>;
 
 impl Handler<LaneId, Job> for Attempts {
     fn gate(&self, delivery: &Job) -> Gate {
         if delivery.fate != Fate::Attempt || delivery.is_lost() || self.breaker_allows(delivery) {
             return Gate::Go;
         }
+        self.note_held(delivery);
         Gate::UntilReleased
     }
 
@@ -465,9 +615,9 @@ impl Handler<LaneId, Job> for Attempts {
             return self.lost_turn(delivery);
         }
         if let Some(until) = delivery.not_before.take().filter(|at| *at > Instant::now()) {
-            return hold(delivery, until);
+            return self.hold(delivery, until);
         }
-        if !delivery.is_stored() && self.is_parked(&lane) {
+        if self.belongs_to_the_store(&delivery) {
             delivery.fate = Fate::ParkBehind;
         }
         let doing = match delivery.fate {
@@ -492,24 +642,45 @@ impl Handler<LaneId, Job> for Attempts {
     }
 
     async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
-        let only_for_lost = self.losses.take(&lane);
+        let only_for_lost = self.losses.take(&lane) && !self.overflowing.is_asked(&lane);
         let _watched = jobs.first().map(|head| self.runs.flush(&head.job));
         let (jobs, lost) = split_lost(jobs);
         let keep = match jobs.first().map(|head| &head.job) {
             None => jobs,
-            Some(head) if only_for_lost && !head.source_stops() => jobs,
-            Some(head) => match head.fate.clone() {
-                Fate::Park { reason } => self.park(lane.clone(), reason, jobs).await,
-                Fate::ParkBehind => self.park_behind(lane.clone(), jobs).await,
-                _ => self.give_back(lane.clone(), jobs).await,
-            },
+            Some(head) if only_for_lost && !head.source_stops() => {
+                jobs.into_iter().map(still_held).collect()
+            }
+            Some(_) if only_for_lost => self.give_back(lane.clone(), jobs, false).await,
+            Some(_) => self.deal_with(lane.clone(), jobs, 0).await,
         };
         self.lose(&lane, lost);
         keep
     }
+
+    async fn flushed_behind(
+        &self,
+        lane: LaneId,
+        jobs: Vec<Queued<Job>>,
+        running: usize,
+    ) -> Vec<Queued<Job>> {
+        self.deal_with(lane, jobs, running).await
+    }
 }
 
 impl Attempts {
+    pub(crate) fn pool(&self) -> Option<Arc<Pool>> {
+        self.pool.get()?.upgrade()
+    }
+
+    /// What is fresh goes behind what the store has of its key; what came from there and is not
+    /// given out any more goes back.
+    fn belongs_to_the_store(&self, delivery: &Delivery) -> bool {
+        match delivery.is_stored() {
+            true => !self.is_fed(&delivery.lane),
+            false => self.is_parked(&delivery.lane),
+        }
+    }
+
     fn span(&self, delivery: &Delivery, slot: usize) -> tracing::Span {
         let pool = &*self.name;
         let number = delivery.stay.failed + 1;
@@ -529,6 +700,8 @@ impl Attempts {
             Err(()) => return self.wait_for_breaker(delivery),
         };
         let plan = current(&self.plan);
+        let spills = self.shared.overflow(&plan, &delivery.identity.source) == Overflow::Spill;
+        let lent = spills.then(|| self.overflowing.lend(&mut delivery));
         // A crash repeats what runs and what is not settled: never more than twice what may run.
         let most = plan
             .concurrency
@@ -560,6 +733,9 @@ impl Attempts {
             outcome = contained(self.shared.dispatch.attempt_boxed(&delivery.message, &attempt)) => outcome,
             () = self.shared.cut.cancelled() => {
                 drop(call);
+                if let Some(lent) = lent {
+                    self.overflowing.take_back(&mut delivery, lent).await;
+                }
                 delivery.counters.attempts_cut.one();
                 delivery.counted = None;
                 delivery.fate = Fate::Return;
@@ -571,6 +747,9 @@ impl Attempts {
             call.end(Verdict::of(&outcome), Instant::now().into_std());
         }
         count(&delivery, &outcome);
+        if let Some(lent) = lent {
+            self.overflowing.take_back(&mut delivery, lent).await;
+        }
         if outcome != Outcome::Delivered {
             run.does(Doing::Storing);
         }
@@ -731,11 +910,11 @@ impl Attempts {
             Next::Ack => self.delivered(delivery).await,
             Next::Wait(time) => {
                 delivery.waits += 1;
-                hold(delivery, Instant::now() + time)
+                self.hold(delivery, Instant::now() + time)
             }
             Next::Retry(reason, time) => {
                 self.write_down(&mut delivery, &reason).await;
-                hold(delivery, Instant::now() + time)
+                self.hold(delivery, Instant::now() + time)
             }
             Next::DeadLetter { class, reason } => {
                 self.write_down(&mut delivery, &reason).await;
@@ -772,6 +951,10 @@ impl Attempts {
                 .store
                 .forget(vec![delivery.identity.clone()])
                 .await;
+        }
+        if delivery.waits_for_store {
+            // What the store could not take goes on without it.
+            self.shared.health.well(Trouble::Store);
         }
         delivery.counters.delivered.one();
         delivery.settle(Settlement::Ack);
@@ -874,24 +1057,46 @@ impl Attempts {
         delivery.waits += 1;
         // It waits for the disk, and others need not wait for it.
         delivery.counted = None;
-        hold(delivery, until)
+        self.hold(delivery, until)
+    }
+
+    fn hold(&self, mut delivery: Job, until: Instant) -> Reply<Job> {
+        self.note_held(&delivery);
+        delivery.held_until = Some(until);
+        Reply::Hold {
+            job: delivery,
+            until: Some(until),
+        }
+    }
+
+    /// Its window and its pool know that its lane is held.
+    fn note_held(&self, delivery: &Delivery) {
+        delivery.note_held();
+        if delivery.is_stored() {
+            self.overflowing.row_held(&delivery.lane);
+        }
     }
 
     /// Everything goes back to its source, head first (with `cascade = "batch"`, what came with
     /// the head); what came from a store stays there.
-    async fn give_back(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+    pub(crate) async fn give_back(
+        &self,
+        lane: LaneId,
+        jobs: Vec<Queued<Job>>,
+        over: bool,
+    ) -> Vec<Queued<Job>> {
         let plan = current(&self.plan);
         let head = &jobs[0].job;
         let by_policy = head.fate == Fate::Return && !self.shared.cut.is_cancelled();
         let only_batch = (by_policy && plan.cascade == Cascade::Batch).then_some(head.batch);
-        let delay = if by_policy {
+        let delay = if by_policy || over {
             plan.return_delay
         } else {
             Duration::ZERO
         };
         let goes = |queued: &Queued<Job>| only_batch.is_none_or(|batch| queued.job.batch == batch);
         let (back, keep): (Vec<_>, Vec<_>) = jobs.into_iter().partition(goes);
-        if by_policy {
+        if by_policy || over {
             let (head, many) = (&back[0].job.identity, back.len());
             tracing::info!(pool = &*self.name, ?lane, %head, "{many} go back to the source");
         }
@@ -910,103 +1115,11 @@ impl Attempts {
     }
 
     fn return_one(&self, delivery: Job, delay: Duration) {
-        self.shared.note(&delivery, EventKind::Return, "returned");
-        delivery.counters.returned.one();
+        if !delivery.is_stored() {
+            self.shared.note(&delivery, EventKind::Return, "returned");
+            delivery.counters.returned.one();
+        }
         delivery.settle(Settlement::Return { delay });
-    }
-
-    /// The key is stored whole in one transaction; only after that is any of it acked.
-    async fn park(&self, lane: LaneId, reason: String, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
-        match self.store_key(&lane, &reason, &jobs).await {
-            Ok(()) => {
-                self.all_stored(jobs);
-                Vec::new()
-            }
-            Err(error) => self.keep_until_stored(jobs, &error),
-        }
-    }
-
-    /// The key is parked: what arrived goes behind what the store has of it. If its replay ended
-    /// meanwhile, nothing is stored and the lane goes on.
-    async fn park_behind(&self, lane: LaneId, mut jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
-        let name = lane.name(&self.name);
-        let fresh = jobs.iter().filter(|queued| !queued.job.is_stored());
-        let fresh = fresh
-            .map(|queued| queued.job.to_stored(name.clone()))
-            .collect();
-        match self.shared.store.park_behind(name, fresh).await {
-            Ok(true) => {
-                self.all_stored(jobs);
-                Vec::new()
-            }
-            Ok(false) => {
-                jobs[0].job.fate = Fate::Attempt;
-                jobs
-            }
-            Err(error) => self.keep_until_stored(jobs, &error),
-        }
-    }
-
-    fn all_stored(&self, jobs: Vec<Queued<Job>>) {
-        self.shared.health.well(Trouble::Store);
-        for queued in jobs {
-            self.shared.note(&queued.job, EventKind::Store, "parked");
-            stored(queued.job);
-        }
-    }
-
-    /// What is fresh goes behind what the store has of the key; what came from there stays there,
-    /// and if it was the head that failed, its replay ends.
-    async fn store_key(
-        &self,
-        lane: &LaneId,
-        reason: &str,
-        jobs: &[Queued<Job>],
-    ) -> Result<(), StoreError> {
-        let name = lane.name(&self.name);
-        let store = &self.shared.store;
-        let head = &jobs[0].job;
-        if head.is_stored() {
-            let audit = by_itself("stop-replay", &name, &head.identity, reason);
-            store.set_replaying(name.clone(), false, audit).await?;
-        }
-        let fresh = jobs.iter().filter(|queued| !queued.job.is_stored());
-        let fresh: Vec<_> = fresh
-            .map(|queued| queued.job.to_stored(name.clone()))
-            .collect();
-        if !fresh.is_empty() {
-            tracing::warn!(
-                pool = &*self.name,
-                ?lane,
-                "{} parked: {reason}",
-                fresh.len()
-            );
-            store.park(name, reason.to_owned(), fresh).await?;
-        }
-        Ok(())
-    }
-
-    fn keep_until_stored(
-        &self,
-        mut jobs: Vec<Queued<Job>>,
-        error: &StoreError,
-    ) -> Vec<Queued<Job>> {
-        self.shared
-            .health
-            .trouble(Trouble::Store, error.to_string());
-        let head = &mut jobs[0].job;
-        head.not_before = Some(Instant::now() + store_back_off(head.waits));
-        head.waits += 1;
-        jobs
-    }
-
-    fn is_parked(&self, lane: &LaneId) -> bool {
-        lane.key().is_some()
-            && self
-                .shared
-                .store
-                .parked_lane(&lane.name(&self.name))
-                .is_some()
     }
 
     /// Whether the origin's breaker lets a call through; if not, the lane is woken when it does.
@@ -1041,8 +1154,9 @@ impl Attempts {
 
     fn wait_for_breaker(&self, delivery: Job) -> Reply<Job> {
         if self.breaker_allows(&delivery) {
-            return hold(delivery, Instant::now());
+            return self.hold(delivery, Instant::now());
         }
+        self.note_held(&delivery);
         Reply::Hold {
             job: delivery,
             until: None,
@@ -1111,25 +1225,7 @@ fn lost_of(delivery: &Delivery) -> Lost<'_> {
     }
 }
 
-/// The delivery is safe in the store that holds its key.
-fn stored(delivery: Job) {
-    if delivery.is_stored() {
-        return delivery.settle(Settlement::Return {
-            delay: Duration::ZERO,
-        });
-    }
-    delivery.counters.parked.one();
-    delivery.settle(Settlement::Ack);
-}
-
-fn hold(delivery: Job, until: Instant) -> Reply<Job> {
-    Reply::Hold {
-        job: delivery,
-        until: Some(until),
-    }
-}
-
-fn store_back_off(waits: u32) -> Duration {
+pub(crate) fn store_back_off(waits: u32) -> Duration {
     let seconds = 1_u64 << waits.min(5);
     Duration::from_secs(seconds).min(STORE_BACK_OFF)
 }
@@ -1146,7 +1242,7 @@ fn count(delivery: &Delivery, outcome: &Outcome) {
 }
 
 /// What the router did by itself, as the audit log says it.
-fn by_itself(verb: &str, lane: &LaneName, identity: &Identity, why: &str) -> AuditEntry {
+pub(crate) fn by_itself(verb: &str, lane: &LaneName, identity: &Identity, why: &str) -> AuditEntry {
     AuditEntry {
         at: SystemTime::now(),
         who: "keylane".to_owned(),

@@ -105,6 +105,24 @@ impl Routes {
         self.table().active.get(name).cloned()
     }
 
+    /// The pool of this name, or the one that had it before the last changes.
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<Pool>> {
+        let table = self.table();
+        let former = || {
+            table
+                .former
+                .values()
+                .flatten()
+                .find(|pool| *pool.name == *name)
+        };
+        table.active.get(name).or_else(former).cloned()
+    }
+
+    /// Where messages that name this pool go now.
+    pub(crate) fn pool_for(&self, code: &str) -> Arc<Pool> {
+        self.table().pool_for(code)
+    }
+
     /// All pools that may hold something.
     pub(crate) fn pools(&self) -> Vec<Arc<Pool>> {
         let table = self.table();

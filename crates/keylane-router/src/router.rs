@@ -13,13 +13,16 @@ use crate::breaker::Breakers;
 use crate::consume::{self, Consumer};
 use crate::counters::{PoolGauges, Registry};
 use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
-use crate::health::{Health, Problem};
+use crate::feed::Feeders;
+use crate::health::{Health, Problem, Trouble};
 use crate::history::Recorder;
-use crate::lane::LaneId;
+use crate::lane::{LaneId, any_source};
 use crate::lease::{BootClock, LeaseClock};
-use crate::plan::{BreakerPlan, Envelope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan};
-use crate::pool::{Pool, Shared};
-use crate::replay::Replay;
+use crate::message::Identity;
+use crate::plan::{
+    BreakerPlan, Envelope, Instances, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan,
+};
+use crate::pool::{Ability, Pool, Shared};
 use crate::route::{DEFAULT, Routes};
 use crate::source::{Features, Source};
 use crate::store::{LaneName, Store};
@@ -50,7 +53,9 @@ pub(crate) struct Inner {
     plan: RwLock<Arc<Plan>>,
     permits: Permits,
     consumers: Mutex<BTreeMap<Arc<str>, Arc<Consumer>>>,
-    /// Replays, drains of removed pools, the breakers' alarm clock.
+    /// Of stored keys.
+    pub(crate) feeders: Feeders,
+    /// Feeders, drains of removed pools, the breakers' alarm clock.
     pub(crate) tasks: TaskTracker,
     /// Changes of the plan, one after the other.
     changing: tokio::sync::Mutex<()>,
@@ -95,11 +100,21 @@ pub enum StartError {
         /// Which source.
         source_name: Arc<str>,
     },
-    /// Not available yet.
+    /// A spilled key lives with one instance, and goes by the source's ids.
+    #[error("pool `{pool}`: overflow = \"spill\", but source `{source_name}` {why}; use \"wait\"")]
+    CannotSpill {
+        /// Which pool.
+        pool: Arc<str>,
+        /// Which source.
+        source_name: Arc<str>,
+        /// What it is or lacks.
+        why: &'static str,
+    },
+    /// What sources share is in none of their stores.
     #[error(
-        "pool `{0}`: overflow = \"spill\" is not available in this version; use \"return\" or \"wait\""
+        "pool `{0}`: overflow = \"spill\" and lane_scope = \"pool\" exclude each other; use \"return\" or \"wait\", or lane_scope = \"source\""
     )]
-    NoSpill(Arc<str>),
+    SpillShared(Arc<str>),
     /// The router is stopping.
     #[error("the router is stopping")]
     Stopping,
@@ -130,7 +145,7 @@ impl Router {
     ) -> Result<(), StartError> {
         let name = name.into();
         let features = source.features();
-        check_source(&self.inner.plan(), &name, &features)?;
+        check_source(&self.inner.plan(), &name, &features, &plan)?;
         let mut consumers = self.inner.consumers();
         if self.inner.stop_taking.is_cancelled() {
             return Err(StartError::Stopping);
@@ -141,11 +156,12 @@ impl Router {
         {
             return Err(StartError::SourceTwice(name));
         }
-        let returns = features.ordered_return && features.delayed_return;
-        self.inner.set_returns(&name, returns);
+        self.inner.set_ability(&name, ability(&features, &plan));
         self.inner.dispatch.told_of(&name, &plan.kind);
         let consumer = consume::start(name.clone(), source, plan, self.inner.clone());
-        consumers.insert(name, consumer);
+        consumers.insert(name.clone(), consumer);
+        drop(consumers);
+        self.inner.feed_stored(&name);
         Ok(())
     }
 
@@ -159,7 +175,7 @@ impl Router {
         consumer.stop.cancel();
         for pool in self.inner.routes.pools() {
             for lane in pool.lanes_of(&consumer.name) {
-                pool.flush(&lane);
+                pool.leave(&lane);
             }
         }
         consumer.ended().await;
@@ -178,7 +194,7 @@ impl Router {
         check_plan(&plan)?;
         let sources: Vec<Arc<Consumer>> = self.inner.consumers().values().cloned().collect();
         for source in sources {
-            check_source(&plan, &source.name, &source.features)?;
+            check_source(&plan, &source.name, &source.features, &source.plan)?;
         }
         self.inner.permits.set(most_in_flight(&plan));
         self.inner.set_breaker(&plan.breaker);
@@ -363,7 +379,7 @@ impl Builder {
         let router = Router {
             inner: Inner::new(self.plan, store, dispatch, self.history, self.lease_clock),
         };
-        router.inner.take_up();
+        router.inner.take_up().await;
         for start in self.sources {
             start(&router)?;
         }
@@ -389,18 +405,25 @@ fn most_in_flight(plan: &Plan) -> usize {
 
 /// What no source makes possible.
 fn check_plan(plan: &Plan) -> Result<(), StartError> {
-    let mut pools = plan.pools.iter();
-    match pools.find(|(_, pool)| pool.overflow == Some(Overflow::Spill)) {
-        Some((name, _)) => Err(StartError::NoSpill(name.clone())),
+    let shared = |pool: &PoolPlan| {
+        pool.overflow == Some(Overflow::Spill) && pool.lane_scope == LaneScope::Pool
+    };
+    match plan.pools.iter().find(|(_, pool)| shared(pool)) {
+        Some((name, _)) => Err(StartError::SpillShared(name.clone())),
         None => Ok(()),
     }
 }
 
-/// `return` exists only where a source keeps order and can delay.
-fn check_source(plan: &Plan, name: &Arc<str>, features: &Features) -> Result<(), StartError> {
-    if features.ordered_return && features.delayed_return {
-        return Ok(());
-    }
+/// `return` exists only where a source keeps order and can delay; `spill` where one instance reads
+/// it and its ids are stable.
+fn check_source(
+    plan: &Plan,
+    name: &Arc<str>,
+    features: &Features,
+    source: &SourcePlan,
+) -> Result<(), StartError> {
+    let returns = features.ordered_return && features.delayed_return;
+    let no_spill = no_spill(features, source);
     for (pool, pool_plan) in &plan.pools {
         let asked = [
             (
@@ -409,15 +432,46 @@ fn check_source(plan: &Plan, name: &Arc<str>, features: &Features) -> Result<(),
             ),
             ("overflow", pool_plan.overflow == Some(Overflow::Return)),
         ];
-        if let Some((option, _)) = asked.into_iter().find(|(_, returns)| *returns) {
+        if let Some((option, _)) = asked.into_iter().find(|(_, asked)| *asked && !returns) {
             return Err(StartError::CannotReturn {
                 pool: pool.clone(),
                 option,
                 source_name: name.clone(),
             });
         }
+        if let Some(why) = no_spill
+            && pool_plan.overflow == Some(Overflow::Spill)
+        {
+            return Err(StartError::CannotSpill {
+                pool: pool.clone(),
+                source_name: name.clone(),
+                why,
+            });
+        }
     }
     Ok(())
+}
+
+/// Why a source's keys cannot be spilled, if they cannot.
+fn no_spill(features: &Features, source: &SourcePlan) -> Option<&'static str> {
+    if source.instances == Instances::Many {
+        Some("is read by many instances (instances = \"many\")")
+    } else if !features.identity {
+        Some("has no ids that stay the same when a message comes again")
+    } else {
+        None
+    }
+}
+
+/// What a source can do; unset, a lane that is over goes back if it can, else to the store.
+fn ability(features: &Features, source: &SourcePlan) -> Ability {
+    let returns = features.ordered_return && features.delayed_return;
+    let overflow = match no_spill(features, source) {
+        _ if returns => Overflow::Return,
+        None => Overflow::Spill,
+        Some(_) => Overflow::Wait,
+    };
+    Ability { returns, overflow }
 }
 
 impl Inner {
@@ -439,7 +493,8 @@ impl Inner {
             waits,
             health: health.clone(),
             cut: CancellationToken::new(),
-            returns: RwLock::default(),
+            sources: RwLock::default(),
+            router: std::sync::OnceLock::new(),
             skips: Mutex::default(),
             audit: Audit::default(),
             history,
@@ -450,7 +505,7 @@ impl Inner {
             (name, made)
         };
         let pools = with_default(&plan).into_iter().map(make).collect();
-        Arc::new(Self {
+        let inner = Arc::new(Self {
             routes: Routes::new(pools, store.clone()),
             store,
             dispatch,
@@ -465,9 +520,12 @@ impl Inner {
             plan: RwLock::new(Arc::new(plan)),
             permits,
             consumers: Mutex::default(),
+            feeders: Feeders::default(),
             tasks: TaskTracker::new(),
             changing: tokio::sync::Mutex::new(()),
-        })
+        });
+        let _ = inner.shared.router.set(Arc::downgrade(&inner));
+        inner
     }
 
     /// Lanes that wait for an origin are woken as the new settings say.
@@ -476,8 +534,9 @@ impl Inner {
         self.shared.breakers.set_plan(plan.clone());
     }
 
-    /// Takes up what the store knows from before: pauses and replays under way.
-    fn take_up(self: &Arc<Self>) {
+    /// Takes up what the store knows from before: pauses, and keys of pools that are gone. Stored
+    /// keys are fed once their source is there.
+    async fn take_up(self: &Arc<Self>) {
         let waits = self.shared.waits.clone();
         let stop = self.stop_taking.clone();
         self.tasks.spawn(async move {
@@ -492,24 +551,62 @@ impl Inner {
                 pool.pause(LaneId::of(&lane));
             }
         }
-        for parked in self.store.parked() {
-            if parked.replaying {
-                self.start_replay(parked.lane);
+        let stored: HashSet<Arc<str>> = self
+            .store
+            .parked()
+            .into_iter()
+            .map(|p| p.lane.pool)
+            .collect();
+        for pool in stored {
+            if self.routes.pool(&pool).is_none() {
+                self.rehome(&pool).await;
             }
         }
     }
 
-    pub(crate) fn start_replay(self: &Arc<Self>, lane: LaneName) {
-        let Some(pool) = self.routes.pool(&lane.pool) else {
-            tracing::warn!(?lane, "its pool is gone: the replay waits for the pool");
+    /// Stored keys of a pool that is gone go where its messages go from now on.
+    async fn rehome(self: &Arc<Self>, pool: &Arc<str>) {
+        let to = self.routes.pool_for(pool).name.clone();
+        match self.store.move_lanes(pool.clone(), to.clone()).await {
+            Ok(moved) if moved.is_empty() => {}
+            Ok(moved) => {
+                tracing::info!("{} stored keys of pool `{pool}` go to `{to}`", moved.len());
+                for lane in moved {
+                    self.feed(&lane);
+                }
+            }
+            Err(error) => self.health.trouble(Trouble::Store, error.to_string()),
+        }
+    }
+
+    /// Feeds the stored keys of a source that is there now.
+    fn feed_stored(self: &Arc<Self>, source: &Arc<str>) {
+        if !self.store.parks_any() {
             return;
-        };
-        let replay = Replay {
-            router: self.clone(),
-            pool,
-            lane,
-        };
-        self.tasks.spawn(replay.run());
+        }
+        let shared = any_source();
+        for stored in self.store.parked() {
+            let of = &stored.lane.source;
+            if stored.replaying && (of == source || *of == shared) {
+                self.feed(&stored.lane);
+            }
+        }
+    }
+
+    /// Feeds a stored key, if that is to be done.
+    pub(crate) fn feed(self: &Arc<Self>, lane: &LaneName) {
+        let _ = self.feeders.start(self, lane);
+    }
+
+    /// Whether a source's keys can be fed: what they mean is in its plan.
+    pub(crate) fn has_source(&self, name: &Arc<str>) -> bool {
+        *name == any_source() || self.consumers().contains_key(name)
+    }
+
+    /// Whether its source has not heard yet how this message's loan ended.
+    pub(crate) fn is_out(&self, identity: &Identity) -> bool {
+        let consumer = self.consumers().get(&identity.source).cloned();
+        consumer.is_some_and(|consumer| consumer.is_out(&identity.id))
     }
 
     fn new_pool(&self, name: Arc<str>, plan: PoolPlan) -> Arc<Pool> {
@@ -517,7 +614,7 @@ impl Inner {
     }
 
     /// A removed pool drains to its deadline, then gives back what is left and goes.
-    async fn retire(&self, pool: Arc<Pool>) {
+    async fn retire(self: &Arc<Self>, pool: Arc<Pool>) {
         let gauges = pool.gauges();
         let name = &*pool.name;
         tracing::info!(
@@ -536,6 +633,8 @@ impl Inner {
         while !pool.drain(Duration::from_secs(60)).await {
             tracing::warn!(pool = name, "attempts of the removed pool still run");
         }
+        // Before it is forgotten: what arrives follows its key.
+        self.rehome(&pool.name).await;
         self.routes.forget(&pool);
         tracing::info!(pool = name, "the removed pool is gone");
     }
@@ -594,13 +693,13 @@ impl Inner {
         }
     }
 
-    fn set_returns(&self, name: &Arc<str>, returns: bool) {
+    fn set_ability(&self, name: &Arc<str>, ability: Ability) {
         let mut known = self
             .shared
-            .returns
+            .sources
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        known.insert(name.clone(), returns);
+        known.insert(name.clone(), ability);
     }
 
     fn consumers(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Arc<Consumer>>> {

@@ -1,4 +1,4 @@
-//! Our own durable places: dead letters, parked keys, attempts, pauses, the audit log.
+//! Our own durable places: dead letters, parked and spilled keys, attempts, pauses, the audit log.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 
-use crate::message::{Identity, Key};
+use crate::message::{BrokerId, Identity, Key};
 
 /// Answers when the write is on disk (or says why it is not).
 pub type Durable<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
@@ -21,6 +21,8 @@ pub struct LaneName {
     pub pool: Arc<str>,
     /// The ordering key.
     pub key: Option<Key>,
+    /// The one message of the lane, where each keyless message is a lane of its own.
+    pub alone: Option<BrokerId>,
 }
 
 /// A message as a store keeps it: raw, with what the broker said of it.
@@ -90,7 +92,7 @@ pub struct DeadLetter {
     pub attempts: Vec<FailedAttempt>,
 }
 
-/// A message parked with its key, in order of `row`.
+/// A message parked or spilled with its key, in order of `row`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParkedRow {
     /// The place in the parked key's order.
@@ -99,19 +101,21 @@ pub struct ParkedRow {
     pub message: Stored,
 }
 
-/// A parked key.
+/// A parked or spilled key: parking is spilling with an operator at the end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParkedLane {
     /// Which lane.
     pub lane: LaneName,
-    /// Why it was parked.
+    /// Why it was stored.
     pub reason: String,
     /// Since when.
     pub since: SystemTime,
     /// How many messages it holds.
     pub messages: u64,
-    /// An operator asked for replay: rows are fed back into the lane.
+    /// Rows are fed back into the lane: it was spilled, or an operator asked for its replay.
     pub replaying: bool,
+    /// It was spilled for want of room, and nobody has parked it since.
+    pub spilled: bool,
 }
 
 /// What an operator did.
@@ -152,19 +156,30 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes these dead letters, with its audit entry, in one transaction.
     fn trim_dead_letters(&self, numbers: Vec<u64>, audit: AuditEntry) -> Durable<u64>;
 
-    /// Parks a lane: stores `messages` (oldest first) behind what is parked of it already, each
+    /// Parks a lane: stores `messages` (oldest first) behind what is stored of it already, each
     /// identity once, in one transaction; those of an embedded queue in the same file leave it.
+    /// If it was fed, it is fed no more from now on, and `reason` says why.
     fn park(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<()>;
     /// As [`Store::park`], but only where the lane is parked at that moment; `false` when it is
     /// not, and then nothing was stored. What arrives for a parked key is stored by this, so that
     /// it cannot miss the end of a replay.
     fn park_behind(&self, lane: LaneName, messages: Vec<Stored>) -> Durable<bool>;
-    /// All parked lanes; from memory, for routing.
+    /// Spills a lane: as [`Store::park`], but a lane that was not stored before is fed. One that
+    /// is parked stays parked. Answers the rows of the messages, old or new.
+    fn spill(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<Vec<u64>>;
+    /// Whether any lane is parked or spilled; from memory, cheap.
+    fn parks_any(&self) -> bool;
+    /// All parked and spilled lanes; from memory, for routing.
     fn parked(&self) -> Vec<ParkedLane>;
     /// One parked lane; from memory.
     fn parked_lane(&self, lane: &LaneName) -> Option<ParkedLane>;
     /// The parked rows of a lane in order, from `after` on.
     fn parked_rows(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<ParkedRow>>;
+    /// How many bytes each row of a lane has, in order, from `after` on.
+    fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>>;
+    /// The stored lanes of one pool go to another, which has none of them; answers them by their
+    /// new names.
+    fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>>;
     /// Rows that were resolved leave the store; a lane without rows is no longer parked.
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()>;
     /// Marks a lane as being replayed (or stops that), with its audit entry in one transaction.

@@ -3,7 +3,8 @@
 use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
-use crate::delivery::{Fate, Settlement};
+use crate::delivery::{Delivery, Fate, Settlement};
+use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::message::Identity;
 use crate::pool::{Pool, Skip};
@@ -72,7 +73,9 @@ impl Router {
         self.store()
             .audit(audit("retry-now", &lane, None, &by))
             .await?;
-        if pool.release(&LaneId::of(&lane)) {
+        // Its head may be in the store only, waiting there.
+        let fed = self.inner.feeders.tell(&lane, Fed::Now);
+        if pool.release(&LaneId::of(&lane)) || fed {
             Ok(())
         } else {
             Err(VerbError::NotFound)
@@ -99,29 +102,57 @@ impl Router {
         let pool = self.pool_of(&lane)?;
         let id = LaneId::of(&lane);
         if let Some(mut delivery) = pool.take_head(&id, &identity) {
-            let letter = DeadLetter {
-                number: 0,
-                message: delivery.to_stored(lane.clone()),
-                reason: "skipped".to_owned(),
-                text: skipped_text(&by),
-                at: SystemTime::now(),
-                attempts: Vec::new(),
-            };
-            if let Err(error) = self.store().dead_letter(vec![letter]).await {
+            if let Err(error) = self.skip_head(&lane, &delivery, &by, &entry).await {
                 // It is out of its lane and must not be lost: it goes back with what is behind it.
                 delivery.fate = Fate::Return;
-                pool.flush(&id);
+                pool.leave(&id);
                 delivery.settle(Settlement::Return {
                     delay: std::time::Duration::ZERO,
                 });
                 return Err(error.into());
             }
             delivery.counters.skipped.one();
+            let from_store = delivery.is_stored();
             delivery.settle(Settlement::Ack);
-            self.store().audit(entry).await?;
+            if !from_store {
+                self.store().audit(entry).await?;
+            }
             return Ok(());
         }
+        if pool.lane(&id).is_none() && self.inner.feeders.tell(&lane, Fed::Now) {
+            let text = "its head waits in the store and is being fetched: try again, or park it";
+            return Err(VerbError::Refused(text.to_owned()));
+        }
         self.skip_running(&pool, &id, identity, entry, by).await
+    }
+
+    /// The head becomes a dead letter; where it came from the store, its row and the audit entry go
+    /// with that.
+    async fn skip_head(
+        &self,
+        lane: &LaneName,
+        head: &Delivery,
+        by: &By,
+        entry: &AuditEntry,
+    ) -> Result<(), StoreError> {
+        let reason = "skipped".to_owned();
+        let text = skipped_text(by);
+        if let Some(row) = head.row() {
+            let letter = Some((reason, text));
+            let store = self.store();
+            return store
+                .remove_parked(lane.clone(), vec![row], letter, entry.clone())
+                .await;
+        }
+        let letter = DeadLetter {
+            number: 0,
+            message: head.to_stored(lane.clone()),
+            reason,
+            text,
+            at: SystemTime::now(),
+            attempts: Vec::new(),
+        };
+        self.store().dead_letter(vec![letter]).await
     }
 
     async fn skip_running(
@@ -167,7 +198,8 @@ impl Router {
         }
         let pool = self.pool_of(&lane)?;
         self.store().audit(audit("park", &lane, None, &by)).await?;
-        // An empty parked lane: from now on whatever comes up in the lane goes to the store.
+        // Parked from now on, empty or spilled before: whatever comes up in the lane goes (back) to
+        // the store.
         let reason = format!("parked by {}: {}", by.who, by.why);
         self.store().park(lane.clone(), reason, Vec::new()).await?;
         pool.release(&LaneId::of(&lane));
@@ -191,7 +223,7 @@ impl Router {
             .set_replaying(lane.clone(), true, entry)
             .await?;
         drop(pool);
-        self.inner.start_replay(lane);
+        self.inner.feed(&lane);
         Ok(())
     }
 

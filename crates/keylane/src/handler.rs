@@ -37,6 +37,18 @@ pub trait Handler<K, J>: Send + Sync + 'static {
     /// [`JobExecutor::flush`], and answers what is to stay in its place. The lane waits for this.
     /// A panic is contained: the jobs are gone and the lane goes on.
     fn flushed(&self, key: K, jobs: Vec<Queued<J>>) -> impl Future<Output = Vec<Queued<J>>> + Send;
+
+    /// As [`flushed`](Self::flushed), for what [`JobExecutor::flush_behind`] took while `running`
+    /// of the lane ran. Those may end meanwhile; nothing of the lane starts until this answers.
+    fn flushed_behind(
+        &self,
+        key: K,
+        jobs: Vec<Queued<J>>,
+        running: usize,
+    ) -> impl Future<Output = Vec<Queued<J>>> + Send {
+        let _ = running;
+        self.flushed(key, jobs)
+    }
 }
 
 /// The answer of [`Handler::gate`].
@@ -162,6 +174,12 @@ where
     /// `false` without such a lane.
     pub fn flush(&self, key: &K) -> bool {
         self.shell.lanes(|lanes| lanes.flush(key))
+    }
+
+    /// Hands everything that waits in a key's lane to [`Handler::flushed_behind`] now, while what
+    /// runs of it goes on. `false` without such a lane.
+    pub fn flush_behind(&self, key: &K) -> bool {
+        self.shell.lanes(|lanes| lanes.flush_behind(key))
     }
 
     /// Takes the job at the front of a key's lane if it waits there and `which` says so. That is
@@ -379,14 +397,19 @@ where
         }
     }
 
-    fn flushed(self: &Arc<Self>, key: K, jobs: Vec<(u64, J)>) -> Flushing<J> {
+    fn flushed(self: &Arc<Self>, key: K, jobs: Vec<(u64, J)>, running: usize) -> Flushing<J> {
         let work = self.clone();
         let jobs = jobs
             .into_iter()
             .map(|(seq, job)| Queued { job, seq })
             .collect();
         Box::pin(async move {
-            let flushed = async { work.handler.flushed(key, jobs).await };
+            let flushed = async {
+                match running {
+                    0 => work.handler.flushed(key, jobs).await,
+                    _ => work.handler.flushed_behind(key, jobs, running).await,
+                }
+            };
             let keep = contain_all(flushed).await.unwrap_or_else(|message| {
                 work.common.panicked("flush", &message);
                 Vec::new()

@@ -66,8 +66,14 @@ pub(crate) trait Work<K>:
     fn abandon(&self, run: Self::Run, stop: Stop) -> Self::After;
     /// The permit is free: results may be seen now.
     fn after(&self, after: Self::After);
-    /// Deals with what a flush took and answers what is to go back to its place.
-    fn flushed(self: &Arc<Self>, key: K, jobs: Vec<(u64, Self::Job)>) -> Flushing<Self::Job>;
+    /// Deals with what a flush took behind so many that run, and answers what is to go back to its
+    /// place.
+    fn flushed(
+        self: &Arc<Self>,
+        key: K,
+        jobs: Vec<(u64, Self::Job)>,
+        running: usize,
+    ) -> Flushing<Self::Job>;
     /// Deals with a panic of the user's code.
     fn panicked(&self, who: &str, message: &str);
     /// What a new lane of this key is like. User code may run: never under the lock.
@@ -646,7 +652,12 @@ where
     }
 
     fn start_flush(&self, flushed: Flushed<K, W::Job>) {
-        let Flushed { key, jobs, id } = flushed;
+        let Flushed {
+            key,
+            jobs,
+            running,
+            id,
+        } = flushed;
         if jobs.is_empty() {
             return self.lanes(|lanes| lanes.flush_done(id, jobs));
         }
@@ -654,7 +665,7 @@ where
             return;
         };
         let draining = lock(&self.state.0).draining;
-        let dealt_with = self.work.flushed(key.clone(), jobs);
+        let dealt_with = self.work.flushed(key.clone(), jobs, running);
         self.spawner.spawn(async move {
             let keep = dealt_with.await;
             shell.end_flush(&key, id, keep, draining);
@@ -669,9 +680,6 @@ where
                 state.lanes.pause(key.clone(), |_| Spec::default());
             }
             state.lanes.flush_done(id, keep);
-            if state.draining && !drained {
-                state.lanes.flush(key);
-            }
         });
     }
 

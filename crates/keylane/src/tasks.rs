@@ -135,7 +135,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         self.common.panicked(who, message);
     }
 
-    fn flushed(self: &Arc<Self>, _: Lane<K>, jobs: Vec<(u64, Self::Job)>) -> Flushing<Self::Job> {
+    fn flushed(
+        self: &Arc<Self>,
+        _: Lane<K>,
+        jobs: Vec<(u64, Self::Job)>,
+        _: usize,
+    ) -> Flushing<Self::Job> {
         // Tasks are never flushed: what waits leaves by evict.
         Box::pin(std::future::ready(jobs))
     }

@@ -49,7 +49,7 @@ impl Memory {
             memory.stays.insert(identity_at(row, 0)?, stay);
         }
         let mut lanes = connection.prepare(
-            "SELECT source, pool, key, reason, since, replaying,
+            "SELECT source, pool, key, alone, reason, since, replaying, spilled,
              (SELECT COUNT(*) FROM parked WHERE lane = n) FROM parked_lanes",
         )?;
         let mut lanes = lanes.query([])?;
@@ -57,13 +57,34 @@ impl Memory {
             let lane = parked_lane_at(row)?;
             memory.parked.insert(lane.lane.clone(), lane);
         }
-        let mut pauses = connection.prepare("SELECT source, pool, key FROM pauses")?;
+        let mut pauses = connection.prepare("SELECT source, pool, key, NULL FROM pauses")?;
         let pauses = pauses.query_map([], |row| lane_at(row, 0))?;
         memory.pauses = pauses.collect::<Result<_, _>>()?;
         let sizes =
             "SELECT (SELECT TOTAL(size) FROM dead_letters) + (SELECT TOTAL(size) FROM parked)";
         let used: f64 = connection.query_row(sizes, [], |row| row.get(0))?;
         Ok((memory, used as i64))
+    }
+}
+
+impl Memory {
+    /// The lane as it is stored, or as it is from now on.
+    fn stored_lane(
+        &mut self,
+        lane: LaneName,
+        reason: &str,
+        since: SystemTime,
+        spilled: bool,
+    ) -> &mut ParkedLane {
+        let new = |lane: &LaneName| ParkedLane {
+            lane: lane.clone(),
+            reason: reason.to_owned(),
+            since: from_millis(millis(since)),
+            messages: 0,
+            replaying: spilled,
+            spilled,
+        };
+        self.parked.entry(lane).or_insert_with_key(new)
     }
 }
 
@@ -240,8 +261,8 @@ impl Store for EmbeddedStore {
     fn dead_letters(&self, after: u64, limit: usize) -> Durable<Vec<DeadLetter>> {
         self.read(move |connection| {
             let mut select = connection.prepare_cached(
-                "SELECT number, source, id, lane_source, pool, key, position, headers, body, reason, text,
-                 at, attempts FROM dead_letters WHERE number > ? ORDER BY number LIMIT ?",
+                "SELECT number, source, id, lane_source, pool, key, NULL, position, headers, body, reason,
+                 text, at, attempts FROM dead_letters WHERE number > ? ORDER BY number LIMIT ?",
             )?;
             let letters = select.query_map((after as i64, limit as i64), letter_at)?;
             letters.collect()
@@ -278,7 +299,8 @@ impl Store for EmbeddedStore {
             .sum();
         let (of, why) = (lane.clone(), reason.clone());
         let work = move |tx: &mut Tx<'_>| {
-            let n = parked_lane(tx.sql, &lane, &reason, since)?;
+            let n = parked_lane(tx.sql, &lane, &reason, since, false)?;
+            stop_feeding(tx.sql, n, &reason)?;
             let mut added = 0;
             for message in &messages {
                 added += insert_parked(tx, n, message)?;
@@ -286,20 +308,46 @@ impl Store for EmbeddedStore {
             Ok((added, rows.delete(tx)?))
         };
         let written = self.write(bytes, true, work, move |memory, (added, deleted)| {
-            let lane = memory
-                .parked
-                .entry(of)
-                .or_insert_with_key(|lane| ParkedLane {
-                    lane: lane.clone(),
-                    reason: why,
-                    since: from_millis(millis(since)),
-                    messages: 0,
-                    replaying: false,
-                });
+            let lane = memory.stored_lane(of, &why, since, false);
             lane.messages += added;
+            if lane.replaying {
+                lane.replaying = false;
+                lane.spilled = false;
+                lane.reason = why;
+            }
             left.left(deleted);
         });
         Box::pin(async move { written.await.map(drop) })
+    }
+
+    fn spill(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<Vec<u64>> {
+        let rows = self.rows_of(messages.iter());
+        let left = rows.clone();
+        let since = self.shared.clock.wall();
+        let bytes = messages
+            .iter()
+            .map(|message| size_of(message) as usize)
+            .sum();
+        let (of, why) = (lane.clone(), reason.clone());
+        let work = move |tx: &mut Tx<'_>| {
+            let n = parked_lane(tx.sql, &lane, &reason, since, true)?;
+            let mut added = 0;
+            let mut numbers = Vec::with_capacity(messages.len());
+            for message in &messages {
+                added += insert_parked(tx, n, message)?;
+                numbers.push(row_of(tx.sql, &message.identity)?);
+            }
+            Ok((added, numbers, rows.delete(tx)?))
+        };
+        let written = self.write(bytes, true, work, move |memory, (added, _, deleted)| {
+            memory.stored_lane(of, &why, since, true).messages += added;
+            left.left(deleted);
+        });
+        Box::pin(async move { written.await.map(|(_, numbers, _)| numbers) })
+    }
+
+    fn parks_any(&self) -> bool {
+        !self.memory().parked.is_empty()
     }
 
     fn park_behind(&self, lane: LaneName, messages: Vec<Stored>) -> Durable<bool> {
@@ -355,6 +403,44 @@ impl Store for EmbeddedStore {
         })
     }
 
+    fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>> {
+        self.read(move |connection| {
+            let Some(n) = find_parked_lane(connection, &lane)? else {
+                return Ok(Vec::new());
+            };
+            let mut select = connection.prepare_cached(
+                "SELECT size FROM parked WHERE lane = ? AND row > ? ORDER BY row LIMIT ?",
+            )?;
+            let sizes = select.query_map((n, after as i64, limit as i64), |row| {
+                row.get::<_, i64>(0).map(|size| size as u64)
+            })?;
+            sizes.collect()
+        })
+    }
+
+    fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>> {
+        let (of, into) = (from.clone(), to.clone());
+        let work = move |tx: &mut Tx<'_>| {
+            let mut update = tx.sql.prepare_cached(
+                "UPDATE parked_lanes SET pool = ? WHERE pool = ? RETURNING source, pool, key, alone",
+            )?;
+            let moved = update.query_map((&*to, &*from), |row| lane_at(row, 0))?;
+            Ok(moved.collect::<Result<Vec<_>, _>>()?)
+        };
+        self.write(1024, true, work, move |memory, moved| {
+            for new in moved {
+                let old = LaneName {
+                    pool: of.clone(),
+                    ..new.clone()
+                };
+                if let Some(mut lane) = memory.parked.remove(&old) {
+                    lane.lane.pool = into.clone();
+                    memory.parked.insert(lane.lane.clone(), lane);
+                }
+            }
+        })
+    }
+
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()> {
         self.take_parked(lane, rows, None, None)
     }
@@ -364,14 +450,22 @@ impl Store for EmbeddedStore {
         let work = move |tx: &mut Tx<'_>| {
             tx.sql
                 .prepare_cached(
-                    "UPDATE parked_lanes SET replaying = ? WHERE source = ? AND pool = ? AND key IS ?",
+                    "UPDATE parked_lanes SET replaying = ?, spilled = spilled AND ?1
+                     WHERE source = ? AND pool = ? AND key IS ? AND alone IS ?",
                 )?
-                .execute((replaying, &*lane.source, &*lane.pool, key_column(&lane)))?;
+                .execute((
+                    replaying,
+                    &*lane.source,
+                    &*lane.pool,
+                    key_column(&lane),
+                    alone_column(&lane),
+                ))?;
             Ok(insert_audit(tx.sql, &audit)?)
         };
         self.write(1024, true, work, move |memory, ()| {
             if let Some(lane) = memory.parked.get_mut(&of) {
                 lane.replaying = replaying;
+                lane.spilled &= replaying;
             }
         })
     }
@@ -423,7 +517,7 @@ impl Store for EmbeddedStore {
     fn audit_log(&self, limit: usize) -> Durable<Vec<AuditEntry>> {
         self.read(move |connection| {
             let mut select = connection.prepare_cached(
-                "SELECT at, who, verb, lane_source, pool, key, source, id, why FROM audit
+                "SELECT at, who, verb, lane_source, pool, key, NULL, source, id, why FROM audit
                  ORDER BY n DESC LIMIT ?",
             )?;
             let entries = select.query_map([limit as i64], audit_at)?;
@@ -587,6 +681,7 @@ pub(super) fn bury(shared: &Shared, queue: Arc<Queue>, identity: Identity, seq: 
             source: identity.source.clone(),
             pool: String::from_utf8_lossy(&pool.unwrap_or_default()).into(),
             key: key.map(Key::new),
+            alone: None,
         };
         let letter = DeadLetter {
             number: 0,
@@ -738,29 +833,60 @@ fn attempts_of(
     attempts.collect()
 }
 
-/// The lane's number, made if it is not parked yet.
+/// The lane's number, made if nothing is stored of it yet: spilled and fed, or parked.
 fn parked_lane(
     sql: &Connection,
     lane: &LaneName,
     reason: &str,
     since: SystemTime,
+    spilled: bool,
 ) -> Result<i64, rusqlite::Error> {
     if let Some(n) = find_parked_lane(sql, lane)? {
         return Ok(n);
     }
     sql.prepare_cached(
-        "INSERT INTO parked_lanes (source, pool, key, reason, since, replaying) VALUES (?, ?, ?, ?, ?, 0)",
+        "INSERT INTO parked_lanes (source, pool, key, alone, reason, since, replaying, spilled)
+         VALUES (?, ?, ?, ?, ?, ?, ?7, ?7)",
     )?
-    .execute((&*lane.source, &*lane.pool, key_column(lane), reason, millis(since)))?;
+    .execute((
+        &*lane.source,
+        &*lane.pool,
+        key_column(lane),
+        alone_column(lane),
+        reason,
+        millis(since),
+        spilled,
+    ))?;
     Ok(sql.last_insert_rowid())
 }
 
+/// From now on an operator decides.
+fn stop_feeding(sql: &Connection, lane: i64, reason: &str) -> Result<(), rusqlite::Error> {
+    sql.prepare_cached(
+        "UPDATE parked_lanes SET replaying = 0, spilled = 0, reason = ? WHERE n = ? AND replaying",
+    )?
+    .execute((reason, lane))
+    .map(drop)
+}
+
+fn row_of(sql: &Connection, identity: &Identity) -> Result<u64, rusqlite::Error> {
+    sql.prepare_cached("SELECT row FROM parked WHERE source = ? AND id = ?")?
+        .query_row((&*identity.source, IdColumn(&identity.id)), |row| {
+            row.get::<_, i64>(0).map(|row| row as u64)
+        })
+}
+
 fn find_parked_lane(sql: &Connection, lane: &LaneName) -> Result<Option<i64>, rusqlite::Error> {
-    let mut select = sql
-        .prepare_cached("SELECT n FROM parked_lanes WHERE source = ? AND pool = ? AND key IS ?")?;
-    let mut found = select.query_map((&*lane.source, &*lane.pool, key_column(lane)), |row| {
-        row.get(0)
-    })?;
+    let mut select = sql.prepare_cached(
+        "SELECT n FROM parked_lanes WHERE source = ? AND pool = ? AND key IS ? AND alone IS ?",
+    )?;
+    let of = (
+        &*lane.source,
+        &*lane.pool,
+        key_column(lane),
+        alone_column(lane),
+    );
+    let mut found = select.query_map(of, |row| row.get(0))?;
     found.next().transpose()
 }
 
@@ -843,6 +969,10 @@ fn key_column(lane: &LaneName) -> Option<&[u8]> {
     lane.key.as_ref().map(Key::as_bytes)
 }
 
+fn alone_column(lane: &LaneName) -> Option<IdColumn<'_>> {
+    lane.alone.as_ref().map(IdColumn)
+}
+
 fn headers_column(message: &Stored) -> Option<String> {
     let pairs = text_pairs(&message.headers);
     (!pairs.is_empty()).then(|| serde_json::to_string(&pairs).expect("pairs of strings"))
@@ -886,23 +1016,29 @@ fn read_attempts(text: &str) -> Vec<FailedAttempt> {
 }
 
 fn identity_at(row: &Row<'_>, at: usize) -> Result<Identity, rusqlite::Error> {
-    let id = match row.get_ref(at + 1)? {
+    Ok(Identity {
+        source: row.get::<_, String>(at)?.into(),
+        id: id_at(row, at + 1)?,
+    })
+}
+
+fn id_at(row: &Row<'_>, at: usize) -> Result<BrokerId, rusqlite::Error> {
+    Ok(match row.get_ref(at)? {
         ValueRef::Integer(n) => BrokerId::Sequence(n as u64),
         other => {
             BrokerId::Text(String::from_utf8_lossy(other.as_bytes().unwrap_or_default()).into())
         }
-    };
-    Ok(Identity {
-        source: row.get::<_, String>(at)?.into(),
-        id,
     })
 }
 
+/// Source, pool, key, and the id of a message that is a lane of its own.
 fn lane_at(row: &Row<'_>, at: usize) -> Result<LaneName, rusqlite::Error> {
+    let alone = row.get_ref(at + 3)? != ValueRef::Null;
     Ok(LaneName {
         source: row.get::<_, String>(at)?.into(),
         pool: row.get::<_, String>(at + 1)?.into(),
         key: row.get::<_, Option<Vec<u8>>>(at + 2)?.map(Key::new),
+        alone: alone.then(|| id_at(row, at + 3)).transpose()?,
     })
 }
 
@@ -916,10 +1052,11 @@ fn headers_at(row: &Row<'_>, at: usize) -> rusqlite::Result<Vec<(Arc<str>, Arc<s
 fn parked_lane_at(row: &Row<'_>) -> Result<ParkedLane, rusqlite::Error> {
     Ok(ParkedLane {
         lane: lane_at(row, 0)?,
-        reason: row.get(3)?,
-        since: from_millis(row.get(4)?),
-        replaying: row.get(5)?,
-        messages: row.get::<_, i64>(6)? as u64,
+        reason: row.get(4)?,
+        since: from_millis(row.get(5)?),
+        replaying: row.get(6)?,
+        spilled: row.get(7)?,
+        messages: row.get::<_, i64>(8)? as u64,
     })
 }
 
@@ -945,28 +1082,28 @@ fn letter_at(row: &Row<'_>) -> Result<DeadLetter, rusqlite::Error> {
             identity: identity_at(row, 1)?,
             lane: lane_at(row, 3)?,
             position: row
-                .get::<_, Option<i64>>(6)?
+                .get::<_, Option<i64>>(7)?
                 .map(|position| position as u64),
-            headers: headers_at(row, 7)?,
-            body: Bytes::from(row.get::<_, Vec<u8>>(8)?),
+            headers: headers_at(row, 8)?,
+            body: Bytes::from(row.get::<_, Vec<u8>>(9)?),
         },
-        reason: row.get(9)?,
-        text: row.get(10)?,
-        at: from_millis(row.get(11)?),
-        attempts: read_attempts(&row.get::<_, String>(12)?),
+        reason: row.get(10)?,
+        text: row.get(11)?,
+        at: from_millis(row.get(12)?),
+        attempts: read_attempts(&row.get::<_, String>(13)?),
     })
 }
 
 fn audit_at(row: &Row<'_>) -> Result<AuditEntry, rusqlite::Error> {
     let lane = row.get_ref(3)? != ValueRef::Null;
-    let identity = row.get_ref(6)? != ValueRef::Null;
+    let identity = row.get_ref(7)? != ValueRef::Null;
     Ok(AuditEntry {
         at: from_millis(row.get(0)?),
         who: row.get(1)?,
         verb: row.get(2)?,
         lane: lane.then(|| lane_at(row, 3)).transpose()?,
-        identity: identity.then(|| identity_at(row, 6)).transpose()?,
-        why: row.get(8)?,
+        identity: identity.then(|| identity_at(row, 7)).transpose()?,
+        why: row.get(9)?,
     })
 }
 

@@ -2,6 +2,7 @@
 //! embedded queue cannot show a case.
 
 mod audit;
+mod broker;
 mod cascade;
 mod failure_table;
 mod faults;
@@ -12,6 +13,9 @@ mod origins;
 mod pools;
 mod redelivery;
 mod rounds;
+mod soak;
+mod spill;
+mod spill_crash;
 mod stop;
 #[cfg(target_os = "linux")]
 mod stopped;

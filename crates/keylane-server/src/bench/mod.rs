@@ -6,6 +6,7 @@
 
 mod alarm;
 mod floor;
+mod flow;
 mod goals;
 mod guards;
 mod instant;
@@ -78,17 +79,20 @@ enum Part {
     Original,
     /// Each guard that has a switch, with it and without
     Guards,
+    /// Good keys beside bad ones, on a source that takes nothing back
+    Flow,
     /// Many keys in memory, and doing nothing
     Memory,
 }
 
-const ALL: [Part; 7] = [
+const ALL: [Part; 8] = [
     Part::Instant,
     Part::Flat,
     Part::Publish,
     Part::OpenLoop,
     Part::Original,
     Part::Guards,
+    Part::Flow,
     Part::Memory,
 ];
 
@@ -159,6 +163,7 @@ async fn measure_part(
         Part::OpenLoop => open_loop::measure(&mut target, &data, args.full, report).await,
         Part::Original => original::measure(&mut target, &data, report).await,
         Part::Guards => guards::measure(&mut target, &data, report).await,
+        Part::Flow => flow::measure(&data, report).await,
         Part::Memory => memory::measure(&mut target, &data, rss, report).await,
     }
 }

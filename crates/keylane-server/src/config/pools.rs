@@ -167,9 +167,9 @@ fn check(pool: &Section<'_>, plan: &PoolPlan) {
             "it is shorter than `retry.initial`, the shortest wait there is",
         );
     }
-    if plan.overflow == Some(Overflow::Spill) {
-        let text = "\"spill\" is not available in this version; use \"return\" or \"wait\"";
-        pool.problem("overflow", text);
+    if plan.overflow == Some(Overflow::Spill) && plan.lane_scope == LaneScope::Pool {
+        let text = "\"spill\" and lane_scope = \"pool\" exclude each other: what sources share is in none of their stores";
+        pool.conflict(["overflow", "lane_scope"], text);
     }
 }
 

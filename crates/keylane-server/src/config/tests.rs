@@ -220,8 +220,8 @@ fn brokers_that_are_not_built_in_are_refused_by_name() {
 #[test]
 fn what_this_version_cannot_do_is_refused() {
     one_wrong(
-        "[pools.a]\noverflow = \"spill\"",
-        "my.toml:2: pools.a.overflow: \"spill\" is not available",
+        "[pools.a]\noverflow = \"spill\"\nlane_scope = \"pool\"",
+        "\"spill\" and lane_scope = \"pool\" exclude each other",
     );
     one_wrong(
         "listen = \"0.0.0.0:80\"",
@@ -230,11 +230,14 @@ fn what_this_version_cannot_do_is_refused() {
 }
 
 #[test]
-fn many_instances_are_refused_and_so_is_parking_with_them() {
-    let problems = wrong("[sources.s]\ninstances = \"many\"\n[pools.p]\non_exhausted = \"park\"\n");
-    assert_eq!(problems.len(), 2, "{problems:#?}");
+fn many_instances_are_refused_and_so_are_parking_and_spilling_with_them() {
+    let problems = wrong(
+        "[sources.s]\ninstances = \"many\"\n[pools.p]\non_exhausted = \"park\"\noverflow = \"spill\"\n",
+    );
+    assert_eq!(problems.len(), 3, "{problems:#?}");
     assert!(problems[0].contains("belongs to one program"));
     assert!(problems[1].contains("\"park\" of pool `p`"));
+    assert!(problems[2].contains("\"spill\" of pool `p`"));
 }
 
 #[test]

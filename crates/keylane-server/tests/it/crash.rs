@@ -1,5 +1,5 @@
 //! The crash loop: `kill -9` at random times under load, restart, and nothing is lost, nothing
-//! overtaken. R1, R2, R4, R7, R15.
+//! overtaken. R1, R2, R4, R6, R7, R15.
 //!
 //! `KEYLANE_CRASHES=500 cargo test -p keylane-server --test it crash` runs five hundred rounds.
 
@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 use crate::http::ask;
 use crate::server::Folder;
 
-const CONCURRENCY: u64 = 8;
+/// Of three pools.
+const CONCURRENCY: u64 = 12;
 const KEYS: u64 = 40;
 
 /// The timeouts are longer than a busy machine stands still: an answer that comes too late was
@@ -36,6 +37,17 @@ max_attempts = 4
 initial = "20ms"
 max = "80ms"
 [pools.default.timeout]
+first_byte = "1s"
+total = "2s"
+[pools.spilling]
+concurrency = 4
+overflow = "spill"
+lane_capacity = 2
+[pools.spilling.retry]
+max_attempts = 1000
+initial = "20ms"
+max = "80ms"
+[pools.spilling.timeout]
 first_byte = "1s"
 total = "2s"
 [pools.parking]
@@ -144,10 +156,14 @@ impl Producer {
         let name = format!("key-{key}");
         let line = history::Event::of(name.as_str(), n, EventKind::Publish, history::By::Producer);
         self.history.record(line).unwrap();
-        let parks = key.is_multiple_of(8);
+        let pool = match key % 8 {
+            0 => "parking",
+            1..=3 => "spilling",
+            _ => "default",
+        };
         json!({
             "id": format!("{name}-{n}"),
-            "poolCode": if parks { "parking" } else { "default" },
+            "poolCode": pool,
             "messageGroupId": name,
             "mediationTarget": self.target,
             "payload": {"k": name, "n": n},
@@ -158,6 +174,19 @@ impl Producer {
 fn note(history: &Recorder, kind: EventKind) {
     let line = history::Event::new(kind, history::By::Router);
     history.record(line).unwrap();
+}
+
+/// How many messages this process has spilled so far.
+async fn spilled_by(server: &str) -> u64 {
+    let answer = ask("GET", &format!("{server}/metrics"), &[], String::new()).await;
+    let text = answer
+        .map(|answer| answer.text().to_owned())
+        .unwrap_or_default();
+    let lines = text
+        .lines()
+        .filter(|line| line.contains("outcome=\"spilled\""));
+    let counts = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok());
+    counts.sum()
 }
 
 /// Replays what is parked, in this process, until nothing is.
@@ -220,10 +249,12 @@ async fn killed_again_and_again_under_load_it_loses_nothing_and_overtakes_nothin
         published: published.clone(),
     };
     let producer = tokio::spawn(producer.run());
+    let mut spilled = 0;
     for round in 0..rounds() {
         // The times are the test's dice, not something that is waited for.
         let time = 60 + (round * 7919) % 340;
         tokio::time::sleep(Duration::from_millis(time)).await;
+        spilled += spilled_by(&server.url).await;
         server.kill().await;
         shared.quiet().await;
         note(&history, EventKind::Crash);
@@ -250,11 +281,12 @@ async fn killed_again_and_again_under_load_it_loses_nothing_and_overtakes_nothin
     assert!(report.is_green(), "{:#?}", report);
     assert_eq!(report.counts.published, published.load(Ordering::SeqCst));
     println!(
-        "{} rounds, {} messages, {} attempts, {parked} parked, duplicates {:?}",
+        "{} rounds, {} messages, {} attempts, {spilled} spilled, {parked} parked, duplicates {:?}",
         rounds(),
         report.counts.published,
         report.counts.attempts,
         report.counts.duplicates
     );
     assert!(parked > 0, "parking was in use");
+    assert!(spilled > 0, "spilling was in use");
 }

@@ -174,6 +174,8 @@ pub struct Flushed<K, J> {
     pub key: K,
     /// What waited, oldest first, with its sequence.
     pub jobs: Vec<(u64, J)>,
+    /// How many of the lane ran when this was taken: only [`Lanes::flush_behind`] waits for none.
+    pub running: usize,
     /// For [`Lanes::flush_done`].
     pub id: FlushId,
 }
@@ -206,8 +208,14 @@ enum Flush {
     No,
     /// Nothing starts; what waits is taken as soon as nothing runs.
     Wanted,
-    /// What waited was taken; nothing starts until that is dealt with.
+    /// What waits is taken now, whatever runs.
+    Now,
+    /// What waited was taken; nothing starts until that is dealt with,
     Out,
+    /// and then what has come meanwhile is taken as if [`Flush::Wanted`],
+    OutWanted,
+    /// or as if [`Flush::Now`].
+    OutNow,
 }
 
 /// What few lanes have.
@@ -504,6 +512,17 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         true
     }
 
+    /// Everything that waits in this key's lane is taken now, and what runs goes on. `false` when
+    /// there is no such lane.
+    pub fn flush_behind(&mut self, key: &K) -> bool {
+        let Some(index) = self.find(key) else {
+            return false;
+        };
+        self.want_flush_behind(index);
+        self.refresh_all(index);
+        true
+    }
+
     /// What flushes have taken since the last call. Each lane waits for its
     /// [`Lanes::flush_done`].
     pub fn take_flushed(&mut self) -> Vec<Flushed<K, J>> {
@@ -517,7 +536,11 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         for (seq, job) in keep {
             self.put_back(index, seq, job);
         }
-        self.lanes[index].flush = Flush::No;
+        match std::mem::replace(&mut self.lanes[index].flush, Flush::No) {
+            Flush::OutWanted => self.want_flush(index),
+            Flush::OutNow => self.want_flush_behind(index),
+            _ => {}
+        }
         self.refresh_all(index);
     }
 
@@ -954,9 +977,21 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
 
     fn want_flush(&mut self, index: u32) {
         let lane = &mut self.lanes[index];
-        if lane.flush == Flush::No && !lane.is_empty() {
-            lane.flush = Flush::Wanted;
-        }
+        lane.flush = match lane.flush {
+            Flush::No if lane.is_empty() => Flush::No,
+            Flush::No | Flush::Wanted | Flush::Now => Flush::Wanted,
+            Flush::Out | Flush::OutWanted | Flush::OutNow => Flush::OutWanted,
+        };
+    }
+
+    fn want_flush_behind(&mut self, index: u32) {
+        let lane = &mut self.lanes[index];
+        lane.flush = match lane.flush {
+            Flush::No if !lane.items.is_empty() => Flush::Now,
+            Flush::Out => Flush::OutNow,
+            // Whoever wants all of it gets this too.
+            other => other,
+        };
     }
 
     /// The lane's timer went off.
@@ -1046,7 +1081,8 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
 
     fn take_flush(&mut self, index: u32) {
         let lane = &mut self.lanes[index];
-        if lane.flush != Flush::Wanted || lane.running > 0 {
+        let waits = lane.flush == Flush::Wanted && lane.running > 0;
+        if waits || !matches!(lane.flush, Flush::Wanted | Flush::Now) {
             return;
         }
         lane.flush = Flush::Out;
@@ -1057,10 +1093,12 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             extra.holds.clear();
         }
         let key = lane.key.clone();
+        let running = lane.running as usize;
         self.admitted.extend(jobs.iter().map(|(seq, _)| *seq));
         self.flushed.push(Flushed {
             key,
             jobs,
+            running,
             id: FlushId { lane: index },
         });
     }

@@ -296,6 +296,30 @@ async fn a_flush_waits_for_what_runs() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_flush_behind_what_runs_takes_the_rest_at_once_and_nothing_starts_meanwhile() {
+    let mut desk = Desk::new();
+    desk.keep = &["kept"];
+    let jobs = build(&desk, |builder| builder);
+    push(&jobs, "a", "runs", Todo::Door);
+    push(&jobs, "a", "kept", Todo::Done);
+    push(&jobs, "a", "taken", Todo::Done);
+    settle().await;
+    assert!(jobs.flush_behind(&"a"));
+    settle().await;
+    assert_eq!(desk.flushed(), [["kept", "taken"]]);
+    assert_eq!(jobs.lane(&"a").map(|lane| lane.running), Some(1));
+    assert!(desk.did().iter().all(|line| line.starts_with("runs")));
+    desk.door.let_in(1);
+    jobs.all_idle().await;
+    assert!(
+        desk.did()
+            .last()
+            .is_some_and(|line| line.starts_with("kept"))
+    );
+    assert!(!jobs.flush_behind(&"a"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_flush_from_outside_takes_held_ones_too() {
     let desk = Desk::new();
     let jobs = build(&desk, |builder| builder);

@@ -326,6 +326,7 @@ impl World {
                     source: "s".into(),
                     pool: "default".into(),
                     key: message.key.clone(),
+                    alone: None,
                 },
                 body: message.body.clone(),
                 headers: Vec::new(),

@@ -21,6 +21,7 @@ fn lane(key: &str) -> LaneName {
         source: "q".into(),
         pool: "default".into(),
         key: Some(Key::from(key)),
+        alone: None,
     }
 }
 
@@ -29,6 +30,7 @@ fn stored(received: &Received<Receipt>) -> Stored {
         identity: received.identity.clone(),
         lane: LaneName {
             key: received.key.clone(),
+            alone: None,
             ..lane("")
         },
         body: received.body.clone(),
@@ -308,6 +310,7 @@ async fn a_parked_key_is_replayed_skipped_and_dropped_row_by_row() {
     let store = bed.db.store();
     let keyless = LaneName {
         key: None,
+        alone: None,
         ..lane("")
     };
     for of in [lane("a"), keyless.clone()] {
@@ -380,6 +383,7 @@ async fn pauses_survive_a_restart_and_are_written_down() {
     let store = bed.db.store();
     let keyless = LaneName {
         key: None,
+        alone: None,
         ..lane("")
     };
     for of in [lane("a"), lane("a"), keyless.clone()] {

@@ -77,6 +77,7 @@ async fn it_sees_no_violation_when_a_key_is_parked_and_replayed() {
         source: "default".into(),
         pool: "default".into(),
         key: Some("a".into()),
+        alone: None,
     };
     let by = By {
         who: "test".to_owned(),

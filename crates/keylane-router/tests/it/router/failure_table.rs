@@ -236,6 +236,7 @@ async fn exhausted_park_stores_the_key_whole() {
         source: "default".into(),
         pool: "default".into(),
         key: Some("g".into()),
+        alone: None,
     };
     let parked = top.db.store().parked_lane(&lane).unwrap();
     assert_eq!((parked.messages, parked.replaying), (2, false));

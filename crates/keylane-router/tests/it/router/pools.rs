@@ -123,9 +123,10 @@ async fn a_reload_refuses_what_a_start_refuses_and_changes_nothing() {
     let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
     let mut spilling = plan;
     pool(&mut spilling).overflow = Some(Overflow::Spill);
+    pool(&mut spilling).lane_scope = LaneScope::Pool;
     pool(&mut spilling).concurrency = NonZeroUsize::MIN.into();
     let refused = top.router.reload(spilling).await;
-    assert_eq!(refused, Err(StartError::NoSpill("default".into())));
+    assert_eq!(refused, Err(StartError::SpillShared("default".into())));
     let concurrency = top.router.plan().pools["default"].concurrency;
     assert_eq!(concurrency, quick_plan().pools["default"].concurrency);
 }
@@ -164,7 +165,8 @@ async fn fc_9_a_change_of_rate_acts_at_once() {
     let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
     top.publish_all(&[("a", 1), ("b", 1), ("c", 1)]).await;
     until("it has gone on", || {
-        top.counters().delivered.get() >= 1 && top.router.pools()[0].queued >= 2
+        let pool = &top.router.pools()[0];
+        top.counters().delivered.get() >= 1 && pool.queued >= 2 && pool.in_flight == 0
     })
     .await;
     // Looking at it costs no token, and what waits holds no permit.

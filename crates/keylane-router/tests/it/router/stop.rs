@@ -17,6 +17,7 @@ fn lane(key: &str) -> LaneName {
         source: "default".into(),
         pool: "default".into(),
         key: Some(key.into()),
+        alone: None,
     }
 }
 

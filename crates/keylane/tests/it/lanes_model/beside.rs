@@ -67,6 +67,7 @@ impl Beside {
             Step::Hold { nth, hold } => self.hold(nth, hold.from(self.model.now)),
             Step::FlushFrom { nth, put_back } => self.flush_from(nth, put_back),
             Step::Flush { key } => self.flush(key),
+            Step::FlushBehind { key } => self.flush_behind(key),
             Step::FlushAll => self.flush_all(),
             Step::FlushDone { nth, keep } => self.flush_done(nth, keep),
             Step::Tick { later } => self.tick(later),
@@ -244,6 +245,15 @@ impl Beside {
         }
     }
 
+    fn flush_behind(&mut self, key: u8) -> Checked {
+        let exists = self.model.live(key) || self.model.dormant(key);
+        self.model.want_flush_behind(key);
+        match self.lanes.flush_behind(&key) == exists {
+            true => Ok(()),
+            false => Err(format!("flush behind {key}; a lane exists: {exists}")),
+        }
+    }
+
     fn flush_all(&mut self) -> Checked {
         for key in self.model.keys() {
             self.model.want_flush(key);
@@ -266,7 +276,7 @@ impl Beside {
                 self.model.records[seq as usize].place = Place::Resolved;
             }
         }
-        self.model.lane(out.key).flush = Flush::No;
+        self.model.flush_done(out.key);
         self.lanes.flush_done(out.id, kept);
         Ok(())
     }
@@ -389,17 +399,20 @@ impl Beside {
         let mut flushed = flushed.into_iter();
         for key in self.model.keys() {
             let lane = self.model.of(key);
-            if lane.flush != Flush::Wanted || !lane.running.is_empty() {
-                continue;
+            let running = lane.running.len();
+            match lane.flush {
+                Flush::Now => {}
+                Flush::Wanted if running == 0 => {}
+                _ => continue,
             }
             self.model.lane(key).flush = Flush::Out;
             let expected = self.model.take_waiting(key, Place::Out);
             self.taken.extend(&expected);
             let next = flushed.next();
             check!(checks::l10_a_flush_takes_exactly_what_waits(
-                key, expected, &next
+                key, expected, running, &next
             ))?;
-            let Flushed { key, jobs, id } = next.expect("just checked");
+            let Flushed { key, jobs, id, .. } = next.expect("just checked");
             self.out.push(Out { key, id, jobs });
         }
         let more = flushed.next();

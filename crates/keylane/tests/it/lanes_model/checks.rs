@@ -377,13 +377,16 @@ fn l10_nothing_starts_during_a_flush(model: &Model, key: u8) -> Checked {
 pub(super) fn l10_a_flush_takes_exactly_what_waits(
     key: u8,
     expected: Vec<u64>,
+    running: usize,
     flushed: &Option<Flushed<u8, Job>>,
 ) -> Checked {
     let Some(flushed) = flushed else {
         return Err(format!("nothing was taken from lane {key}"));
     };
     let jobs = flushed.jobs.iter().map(|(seq, job)| (*seq, job.0));
-    let same = flushed.key == key && jobs.eq(expected.iter().map(|&seq| (seq, seq)));
+    let same = flushed.key == key
+        && flushed.running == running
+        && jobs.eq(expected.iter().map(|&seq| (seq, seq)));
     ensure(same, || {
         format!("{flushed:?}; of lane {key} waited {expected:?}")
     })

@@ -49,6 +49,7 @@ pub(super) enum Step {
     Hold { nth: usize, hold: HoldFor },
     FlushFrom { nth: usize, put_back: bool },
     Flush { key: u8 },
+    FlushBehind { key: u8 },
     FlushAll,
     FlushDone { nth: usize, keep: u32 },
     Tick { later: u64 },
@@ -144,7 +145,10 @@ impl Step {
                 nth: bits.nth(),
                 put_back: bits.take(1) == 1,
             },
-            45 => Self::Flush { key: bits.key() },
+            45 => match bits.take(1) {
+                0 => Self::Flush { key: bits.key() },
+                _ => Self::FlushBehind { key: bits.key() },
+            },
             46..=47 => Self::FlushDone {
                 nth: bits.nth(),
                 keep: bits.take(32) as u32,

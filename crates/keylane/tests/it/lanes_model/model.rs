@@ -32,7 +32,11 @@ pub(super) struct Item {
 pub(super) enum Flush {
     No,
     Wanted,
+    Now,
     Out,
+    /// Out, and wanted again.
+    OutWanted,
+    OutNow,
 }
 
 pub(super) struct Lane {
@@ -185,8 +189,29 @@ impl Model {
     pub(super) fn want_flush(&mut self, key: u8) {
         let live = self.live(key);
         let lane = self.lane(key);
-        if live && lane.flush == Flush::No {
-            lane.flush = Flush::Wanted;
+        lane.flush = match lane.flush {
+            Flush::No if !live => Flush::No,
+            Flush::Out | Flush::OutWanted | Flush::OutNow => Flush::OutWanted,
+            _ => Flush::Wanted,
+        };
+    }
+
+    pub(super) fn want_flush_behind(&mut self, key: u8) {
+        let lane = self.lane(key);
+        lane.flush = match lane.flush {
+            Flush::No if !lane.waiting.is_empty() => Flush::Now,
+            Flush::Out => Flush::OutNow,
+            other => other,
+        };
+    }
+
+    /// What was taken is dealt with.
+    pub(super) fn flush_done(&mut self, key: u8) {
+        let lane = self.lane(key);
+        match std::mem::replace(&mut lane.flush, Flush::No) {
+            Flush::OutWanted => self.want_flush(key),
+            Flush::OutNow => self.want_flush_behind(key),
+            _ => {}
         }
     }
 

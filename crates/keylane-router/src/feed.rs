@@ -1,0 +1,347 @@
+//! Feeds a stored key (spilled, or parked and replayed) from the store back into its lane, in
+//! order, until it is empty.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
+use crate::fault;
+use crate::health::Trouble;
+use crate::lane::LaneId;
+use crate::message::Identity;
+use crate::parse;
+use crate::plan::Envelope;
+use crate::pool::Pool;
+use crate::router::Inner;
+use crate::source::BatchId;
+use crate::store::{LaneName, ParkedRow, StoreError};
+use crate::unsettled::Counted;
+
+/// How many rows are in the lane at once,
+const AHEAD: usize = 64;
+/// and about how many bytes of them; one row may have more.
+const AHEAD_BYTES: u64 = 256 << 10;
+/// How long a feeder waits for what nobody tells it of.
+const MOMENT: Duration = Duration::from_millis(5);
+const LONGEST_MOMENT: Duration = Duration::from_secs(1);
+
+/// What a feeder is told.
+#[derive(Debug)]
+pub(crate) enum Fed {
+    /// A message under way is in the store now: its outcome ends this row.
+    Adopted(u64, Identity),
+    /// The loan of a row ended.
+    Settled(Settled<u64>),
+    /// Nothing is to be fed before then: the head was held when it was stored.
+    NotBefore(Instant),
+    /// Somebody wants its head tried now.
+    Now,
+}
+
+/// The feeders there are, one for each lane at most.
+#[derive(Default)]
+pub(crate) struct Feeders {
+    by: Mutex<HashMap<LaneName, mpsc::UnboundedSender<Fed>>>,
+}
+
+impl Feeders {
+    /// The feeder of this lane, started if there is none. It ends by itself.
+    pub(crate) fn start(&self, router: &Arc<Inner>, lane: &LaneName) -> mpsc::UnboundedSender<Fed> {
+        let mut by = self.lock();
+        if let Some(feeder) = by.get(lane) {
+            return feeder.clone();
+        }
+        // Bounded by what is in the lane: each row there is told of once.
+        let (to, events) = mpsc::unbounded_channel();
+        by.insert(lane.clone(), to.clone());
+        let feeder = Feeder {
+            router: router.clone(),
+            lane: lane.clone(),
+            to: to.clone(),
+            events,
+            out: BTreeMap::new(),
+            done: Vec::new(),
+            not_before: None,
+            moment: MOMENT,
+        };
+        router.tasks.spawn(feeder.run());
+        to
+    }
+
+    /// Tells the feeder of this lane something, if there is one.
+    pub(crate) fn tell(&self, lane: &LaneName, what: Fed) -> bool {
+        let by = self.lock();
+        by.get(lane).is_some_and(|feeder| feeder.send(what).is_ok())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<LaneName, mpsc::UnboundedSender<Fed>>> {
+        self.by.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The feeder of one lane.
+struct Feeder {
+    router: Arc<Inner>,
+    lane: LaneName,
+    to: mpsc::UnboundedSender<Fed>,
+    events: mpsc::UnboundedReceiver<Fed>,
+    /// Rows that are in the lane.
+    out: BTreeMap<u64, Identity>,
+    /// Rows that are resolved and still in the store; what is fed next comes behind them.
+    done: Vec<Done>,
+    not_before: Option<Instant>,
+    /// The next wait for what nobody tells of.
+    moment: Duration,
+}
+
+/// A row that is resolved.
+struct Done {
+    row: u64,
+    identity: Identity,
+    /// A crash would repeat it until it is forgotten.
+    _counted: Option<Counted>,
+}
+
+impl Feeder {
+    /// Runs until nothing is stored, the feeding is called off, or the router stops.
+    async fn run(mut self) {
+        loop {
+            while let Ok(event) = self.events.try_recv() {
+                self.note(event);
+            }
+            self.forget_done().await;
+            if !self.out.is_empty() {
+                self.wait_for_news().await;
+            } else if !self.is_wanted() {
+                if self.has_ended() {
+                    return;
+                }
+                self.pause().await;
+            } else if self.not_before.is_some_and(|at| at > Instant::now()) {
+                self.wait(self.not_before).await;
+            } else {
+                self.feed().await;
+            }
+        }
+    }
+
+    fn note(&mut self, event: Fed) {
+        match event {
+            Fed::Adopted(row, identity) => {
+                self.out.insert(row, identity);
+            }
+            Fed::NotBefore(at) => self.not_before = Some(at),
+            Fed::Now => self.not_before = None,
+            Fed::Settled(settled) => self.settled(settled),
+        }
+    }
+
+    fn settled(&mut self, settled: Settled<u64>) {
+        let Some(identity) = self.out.remove(&settled.id) else {
+            return;
+        };
+        if let Some(pool) = self.pool() {
+            pool.row_moved(&LaneId::of(&self.lane));
+        }
+        match settled.settlement {
+            Settlement::Ack => self.done.push(Done {
+                row: settled.id,
+                identity,
+                _counted: settled.counted,
+            }),
+            Settlement::Return { delay } => {
+                let at = Instant::now() + delay;
+                self.not_before = self.not_before.max(Some(at));
+            }
+        }
+    }
+
+    /// What is resolved leaves the store, in order.
+    async fn forget_done(&mut self) {
+        // While its source has not heard that it is ours, it may come again: then the row says so.
+        let router = self.router.clone();
+        let known = |done: &&Done| !router.is_out(&done.identity);
+        let safe = self.done.iter().take_while(known).count();
+        if safe == 0 {
+            return;
+        }
+        fault::point("feed:resolved");
+        let rows: Vec<u64> = self.done[..safe].iter().map(|done| done.row).collect();
+        match self.router.store.unpark(self.lane.clone(), rows).await {
+            Ok(()) => {
+                fault::point("feed:removed");
+                self.router.health.well(Trouble::Store);
+                self.moment = MOMENT;
+                self.done.drain(..safe);
+            }
+            Err(error) => self.trouble(&error).await,
+        }
+    }
+
+    async fn trouble(&mut self, error: &StoreError) {
+        let health = &self.router.health;
+        health.trouble(Trouble::Store, error.to_string());
+        if *error == StoreError::Closed || self.router.stop_taking.is_cancelled() {
+            // What is in the store is fed again by the next start.
+            self.done.clear();
+            return;
+        }
+        self.pause().await;
+    }
+
+    /// Waits for an event; while something is to be forgotten, a moment at the most.
+    async fn wait_for_news(&mut self) {
+        match self.done.is_empty() {
+            true => self.wait(None).await,
+            false => self.pause().await,
+        }
+    }
+
+    /// Waits a moment, longer each time.
+    async fn pause(&mut self) {
+        let at = Instant::now() + self.moment;
+        self.moment = (self.moment * 2).min(LONGEST_MOMENT);
+        self.wait(Some(at)).await;
+    }
+
+    /// Waits for an event, until then at the latest.
+    async fn wait(&mut self, until: Option<Instant>) {
+        let stop = self.router.stop_taking.clone();
+        let stopping = stop.is_cancelled();
+        let at = until.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+        tokio::select! {
+            event = self.events.recv() => self.note(event.expect("the feeder has a sender itself")),
+            () = tokio::time::sleep_until(at) => {}
+            () = stop.cancelled(), if !stopping => {}
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        let stored = self.router.store.parked_lane(&self.lane);
+        stored.is_some_and(|lane| lane.replaying)
+            && !self.router.stop_taking.is_cancelled()
+            && self.router.has_source(&self.lane.source)
+            && self.pool().is_some()
+    }
+
+    /// Ends unless there is something to do after all; whoever starts a feeder looks here first.
+    fn has_ended(&mut self) -> bool {
+        let router = self.router.clone();
+        let mut by = router.feeders.lock();
+        let forgotten = self.done.is_empty() || router.give_up.is_cancelled();
+        let ends = self.events.is_empty() && !self.is_wanted() && forgotten;
+        if ends {
+            by.remove(&self.lane);
+        }
+        ends
+    }
+
+    fn pool(&self) -> Option<Arc<Pool>> {
+        self.router.routes.find(&self.lane.pool)
+    }
+
+    /// Puts the next rows into the lane.
+    async fn feed(&mut self) {
+        let Some(pool) = self.pool() else {
+            return;
+        };
+        let most = AHEAD.min(pool.lane_capacity(&LaneId::of(&self.lane)));
+        let after = self.done.iter().map(|done| done.row).max().unwrap_or(0);
+        let lane = self.lane.clone();
+        let sizes = self.router.store.parked_sizes(lane, after, most);
+        let sizes = match sizes.await {
+            Ok(sizes) => sizes,
+            Err(error) => return self.trouble(&error).await,
+        };
+        let (count, bytes) = some_of(&sizes);
+        if count == 0 {
+            // All that is left is still to be forgotten.
+            return self.pause().await;
+        }
+        let router = self.router.clone();
+        let mut weight = tokio::select! {
+            weight = pool.weigh(bytes, || {}) => weight,
+            () = router.stop_taking.cancelled() => return,
+        };
+        let lane = self.lane.clone();
+        let rows = router.store.parked_rows(lane, after, count).await;
+        let rows = match rows {
+            Ok(rows) => rows,
+            Err(error) => return self.trouble(&error).await,
+        };
+        fault::point("feed:read");
+        // Somebody may have parked it meanwhile.
+        if !self.is_wanted() {
+            return;
+        }
+        self.moment = MOMENT;
+        for row in rows {
+            let (number, identity) = (row.row, row.message.identity.clone());
+            let mut delivery = self.delivery(&pool, row);
+            delivery.weight = Some(weight.split(delivery.bytes()));
+            self.out.insert(number, identity);
+            if let Err(refused) = pool.push_row(delivery) {
+                let delay = MOMENT;
+                refused.settle(Settlement::Return { delay });
+                break;
+            }
+            fault::point("feed:pushed");
+        }
+    }
+
+    fn delivery(&self, pool: &Pool, row: ParkedRow) -> Box<Delivery> {
+        let stored = row.message;
+        let envelope = self.router.envelope_of(&stored.identity.source);
+        let (message, fate) = match parse::parse(&envelope, &stored) {
+            Ok(message) => (message, Fate::Attempt),
+            Err(malformed) => {
+                let fate = Fate::DeadLetter {
+                    reason: "malformed",
+                    text: malformed.text,
+                };
+                let raw = Envelope::Raw {
+                    pool: pool.name.clone(),
+                    target: "".into(),
+                };
+                let message = parse::parse(&raw, &stored).expect("a raw body is always a message");
+                (message, fate)
+            }
+        };
+        let stay = self.router.store.stay(&stored.identity);
+        let counters = self.router.counters.of(&self.lane.source, &pool.name);
+        let lane = LaneId::of(&self.lane);
+        let loan = Loan {
+            scale: self.router.scale_of(&stored.identity.source),
+            identity: stored.identity,
+            position: stored.position,
+            batch: BatchId(row.row),
+            body: stored.body,
+            headers: stored.headers,
+            place: None,
+            lender: Lender::Row(self.to.clone(), row.row),
+            lease: None,
+        };
+        let mut delivery = Box::new(Delivery::new(loan, message, lane, stay, counters));
+        delivery.origin = self.router.dispatch.origin_of(&delivery.message);
+        delivery.fate = fate;
+        delivery
+    }
+}
+
+/// How many of the first rows to take at once, and their bytes: one at least.
+fn some_of(sizes: &[u64]) -> (usize, u64) {
+    let mut bytes = 0;
+    let mut count = 0;
+    for size in sizes {
+        if count > 0 && bytes + size > AHEAD_BYTES {
+            break;
+        }
+        bytes += size;
+        count += 1;
+    }
+    (count, bytes)
+}

@@ -1,0 +1,293 @@
+//! How much of a source's window each lane has, and which lanes have more than their part of it.
+//!
+//! Plain data: no clock, no lock, no I/O.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use crate::lane::LaneId;
+
+/// A lane of a pool, as its source sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) pool: Arc<str>,
+    pub(crate) lane: LaneId,
+}
+
+/// What one lane has of the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) messages: usize,
+    pub(crate) bytes: u64,
+}
+
+struct Lane {
+    share: Share,
+    /// Its place among the held ones.
+    held: Option<u64>,
+}
+
+/// A source's window and who has it.
+pub(crate) struct Room {
+    window: usize,
+    lanes: HashMap<Arc<Place>, Lane>,
+    /// Lanes whose head is held, longest first.
+    held: BTreeMap<u64, Arc<Place>>,
+    /// What those have together.
+    held_messages: usize,
+    holds: u64,
+    /// Lanes that have a quarter of the window or more.
+    large: HashSet<Arc<Place>>,
+    /// The one lane that was ever seen,
+    first: Option<Arc<Place>>,
+    /// until there was another: where a source has one lane, nobody else wants room.
+    several: bool,
+}
+
+impl Room {
+    pub(crate) fn new(window: NonZeroUsize) -> Self {
+        Self {
+            window: window.get(),
+            lanes: HashMap::new(),
+            held: BTreeMap::new(),
+            held_messages: 0,
+            holds: 0,
+            large: HashSet::new(),
+            first: None,
+            several: false,
+        }
+    }
+
+    /// A message of this lane is out now; answers the lane's name to keep.
+    pub(crate) fn add(&mut self, place: Place, bytes: u64) -> Arc<Place> {
+        let place = match self.lanes.get_key_value(&place) {
+            Some((known, _)) => known.clone(),
+            None => Arc::new(place),
+        };
+        if !self.several {
+            let first = self.first.get_or_insert_with(|| place.clone());
+            self.several = *first != place;
+        }
+        let lane = self.lanes.entry(place.clone()).or_insert(Lane {
+            share: Share::default(),
+            held: None,
+        });
+        lane.share.messages += 1;
+        lane.share.bytes += bytes;
+        self.held_messages += usize::from(lane.held.is_some());
+        if lane.share.messages * 4 >= self.window && lane.share.messages > 1 {
+            self.large.insert(place.clone());
+        }
+        place
+    }
+
+    /// A message of this lane is no longer out.
+    pub(crate) fn remove(&mut self, place: &Arc<Place>, bytes: u64) {
+        let Some(lane) = self.lanes.get_mut(place) else {
+            return;
+        };
+        lane.share.messages -= 1;
+        lane.share.bytes -= bytes;
+        self.held_messages -= usize::from(lane.held.is_some());
+        let left = lane.share.messages;
+        if left * 4 < self.window || left < 2 {
+            self.large.remove(place);
+        }
+        if left == 0 {
+            self.moved(place);
+            self.lanes.remove(place);
+        }
+    }
+
+    /// What a lane has.
+    pub(crate) fn share(&self, place: &Place) -> Share {
+        self.lanes
+            .get(place)
+            .map_or(Share::default(), |lane| lane.share)
+    }
+
+    /// The head of this lane is held, from now on if it was not already.
+    pub(crate) fn hold(&mut self, place: &Place) {
+        let Some((place, _)) = self.lanes.get_key_value(place) else {
+            return;
+        };
+        let place = place.clone();
+        let lane = self.lanes.get_mut(&place).expect("it was there just now");
+        if lane.held.is_none() {
+            self.holds += 1;
+            lane.held = Some(self.holds);
+            self.held_messages += lane.share.messages;
+            self.held.insert(self.holds, place);
+        }
+    }
+
+    /// The head of this lane is held no longer: it is resolved.
+    pub(crate) fn moved(&mut self, place: &Place) {
+        if let Some(lane) = self.lanes.get_mut(place)
+            && let Some(held) = lane.held.take()
+        {
+            self.held.remove(&held);
+            self.held_messages -= lane.share.messages;
+        }
+    }
+
+    /// While held lanes together have half of the window: the longest-held, which is over. It is
+    /// not named again before it was held anew.
+    pub(crate) fn over_half(&mut self) -> Option<Arc<Place>> {
+        if !self.several || self.held_messages * 2 < self.window {
+            return None;
+        }
+        let place = self.held.first_key_value()?.1.clone();
+        self.moved(&place);
+        Some(place)
+    }
+
+    /// The lanes that are over when the window is full.
+    pub(crate) fn over_quarter(&self) -> Vec<Arc<Place>> {
+        match self.several {
+            true => self.large.iter().cloned().collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// The held lanes of a pool, longest-held first, until they have so many bytes together.
+    pub(crate) fn longest_held(&self, pool: &str, bytes: u64) -> Vec<Arc<Place>> {
+        let mut sum = 0;
+        let of_pool = self.held.values().filter(|place| *place.pool == *pool);
+        let enough = of_pool.take_while(|place| {
+            let before = sum;
+            sum += self.share(place).bytes;
+            before < bytes
+        });
+        enough.cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Key;
+
+    fn place(key: &str) -> Place {
+        Place {
+            pool: "p".into(),
+            lane: LaneId::Key {
+                source: "s".into(),
+                key: Key::from(key),
+            },
+        }
+    }
+
+    fn room(window: usize) -> Room {
+        Room::new(NonZeroUsize::new(window).unwrap())
+    }
+
+    fn add(room: &mut Room, key: &str, messages: usize) {
+        for _ in 0..messages {
+            room.add(place(key), 10);
+        }
+    }
+
+    fn names(places: &[Arc<Place>]) -> Vec<String> {
+        let mut names: Vec<_> = places
+            .iter()
+            .map(|place| place.lane.key().unwrap().to_string())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_quarter_of_a_full_window_is_over_where_there_are_others() {
+        let mut room = room(16);
+        add(&mut room, "a", 4);
+        add(&mut room, "b", 3);
+        add(&mut room, "c", 9);
+        assert_eq!(names(&room.over_quarter()), ["a", "c"]);
+    }
+
+    #[test]
+    fn the_one_lane_of_a_source_is_never_over() {
+        let mut room = room(4);
+        add(&mut room, "a", 4);
+        room.hold(&place("a"));
+        assert!(room.over_quarter().is_empty());
+        assert_eq!(room.over_half(), None);
+        add(&mut room, "b", 1);
+        assert_eq!(names(&room.over_quarter()), ["a"]);
+    }
+
+    #[test]
+    fn the_longest_held_are_over_while_held_lanes_have_half_of_the_window() {
+        let mut room = room(8);
+        for key in ["a", "b", "c", "d"] {
+            add(&mut room, key, 1);
+        }
+        for key in ["b", "a", "c"] {
+            room.hold(&place(key));
+        }
+        assert_eq!(room.over_half(), None);
+        // One that was held before is not held anew.
+        room.hold(&place("b"));
+        room.hold(&place("d"));
+        let over = room.over_half().unwrap();
+        assert_eq!(names(&[over]), ["b"]);
+        assert_eq!(room.over_half(), None);
+    }
+
+    #[test]
+    fn a_lane_that_goes_on_is_not_held() {
+        let mut room = room(2);
+        add(&mut room, "a", 1);
+        add(&mut room, "b", 1);
+        room.hold(&place("a"));
+        room.moved(&place("a"));
+        assert_eq!(room.over_half(), None);
+    }
+
+    #[test]
+    fn what_leaves_takes_its_part_with_it() {
+        let mut room = room(4);
+        let a = room.add(place("a"), 10);
+        let b = room.add(place("b"), 10);
+        room.hold(&a);
+        room.hold(&b);
+        room.remove(&a, 10);
+        assert_eq!(room.share(&a), Share::default());
+        assert_eq!(room.over_half(), None);
+        assert_eq!(names(&room.longest_held("p", 1)), ["b"]);
+        room.remove(&b, 10);
+        assert!(room.lanes.is_empty() && room.held.is_empty() && room.held_messages == 0);
+    }
+
+    proptest::proptest! {
+        /// Whatever happens, the sums are those that counting would give.
+        #[test]
+        fn sums_are_what_counting_gives(steps in proptest::collection::vec((0_u8..4, 0_u8..6), 0..200)) {
+            let mut room = room(8);
+            let mut out: Vec<Arc<Place>> = Vec::new();
+            for (step, key) in steps {
+                let place = place(&key.to_string());
+                match step {
+                    0 => out.push(room.add(place, 1)),
+                    1 => if !out.is_empty() {
+                        let gone = out.remove(key as usize % out.len());
+                        room.remove(&gone, 1);
+                    },
+                    2 => room.hold(&place),
+                    _ => room.moved(&place),
+                }
+                let held: usize = room.held.values().map(|held| room.share(held).messages).sum();
+                assert_eq!(room.held_messages, held);
+                for (place, lane) in &room.lanes {
+                    let count = out.iter().filter(|other| *other == place).count();
+                    assert_eq!(lane.share, Share { messages: count, bytes: count as u64 });
+                    assert_eq!(room.large.contains(place), count * 4 >= 8 && count > 1);
+                }
+                assert!(room.large.iter().all(|place| room.lanes.contains_key(place)));
+                assert_eq!(room.lanes.len(), out.iter().collect::<HashSet<_>>().len());
+            }
+        }
+    }
+}
