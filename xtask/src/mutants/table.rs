@@ -602,8 +602,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "park-goes-on-feeding",
         invariant: "R7",
         file: "crates/keylane-router/src/embedded/stores.rs",
-        find: "            stop_feeding(tx.sql, n, &reason)?;\n",
-        replace: "",
+        find: "            if lane.replaying {\n                lane.replaying = false;\n",
+        replace: "            if lane.replaying && lane.messages == 0 {\n                lane.replaying = false;\n",
         test: ROUTED,
     },
     Mutation {

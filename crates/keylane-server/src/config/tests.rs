@@ -221,7 +221,7 @@ fn brokers_that_are_not_built_in_are_refused_by_name() {
 fn what_this_version_cannot_do_is_refused() {
     one_wrong(
         "[pools.a]\noverflow = \"spill\"\nlane_scope = \"pool\"",
-        "\"spill\" and lane_scope = \"pool\" exclude each other",
+        "my.toml:2: pools.a.overflow: \"spill\" and lane_scope = \"pool\" exclude each other",
     );
     one_wrong(
         "listen = \"0.0.0.0:80\"",
