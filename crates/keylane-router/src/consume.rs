@@ -390,7 +390,10 @@ impl<R: Clone + Send> Book for Held<R> {
     fn forget_lost(&self, messages: &[Lost<'_>]) -> Vec<bool> {
         let mut out = self.lock();
         let mut forget = |lost: &Lost<'_>| {
-            let lease = out.table.get(lost.id).and_then(|entry| entry.lease.as_ref());
+            let lease = out
+                .table
+                .get(lost.id)
+                .and_then(|entry| entry.lease.as_ref());
             if lease.is_some_and(|lease| lease.holds()) {
                 return false;
             }
@@ -1013,7 +1016,7 @@ impl<T: Settler> Settle<T> {
     /// It is resolved as far as we go, and the source does not know.
     fn late(&self, settlement: &Settlement, id: &BrokerId, text: &str) {
         tracing::warn!(source = &*self.name, %id, "a lease was lost: {text}");
-        if let Some(entry) = self.held.lock().get(id) {
+        if let Some(entry) = self.held.lock().table.get(id) {
             entry.counters.late_settlements.one();
         }
         if *settlement == Settlement::Ack {

@@ -471,10 +471,6 @@ impl Pool {
         runs
     }
 
-    pub(crate) async fn idle(&self, lane: &LaneId) {
-        self.executor.idle(lane).await;
-    }
-
     pub(crate) async fn all_idle(&self) {
         self.executor.all_idle().await;
     }

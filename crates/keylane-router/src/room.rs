@@ -135,12 +135,19 @@ impl Room {
     /// While held lanes together have half of the window: the longest-held, which is over. It is
     /// not named again before it was held anew.
     pub(crate) fn over_half(&mut self) -> Option<Arc<Place>> {
-        if !self.several || self.held_messages * 2 < self.window {
+        if self.held_messages * 2 < self.window || self.is_one_lane() {
             return None;
         }
         let place = self.held.first_key_value()?.1.clone();
         self.moved(&place);
         Some(place)
+    }
+
+    /// Whether all messages of the source are in one lane, so that nobody waits behind it. Where
+    /// there are keys there may be others, even if all that is out is of one.
+    fn is_one_lane(&self) -> bool {
+        let keyed = |first: &Arc<Place>| first.lane.key().is_some();
+        !self.several && !self.first.as_ref().is_some_and(keyed)
     }
 
     /// The lanes that are over when the window is full.
@@ -210,12 +217,29 @@ mod tests {
     #[test]
     fn the_one_lane_of_a_source_is_never_over() {
         let mut room = room(4);
-        add(&mut room, "a", 4);
-        room.hold(&place("a"));
+        let keyless = || Place {
+            pool: "p".into(),
+            lane: LaneId::Keyless { source: "s".into() },
+        };
+        for _ in 0..4 {
+            room.add(keyless(), 10);
+        }
+        room.hold(&keyless());
         assert!(room.over_quarter().is_empty());
         assert_eq!(room.over_half(), None);
         add(&mut room, "b", 1);
-        assert_eq!(names(&room.over_quarter()), ["a"]);
+        assert_eq!(room.over_quarter().len(), 1);
+    }
+
+    #[test]
+    fn a_window_full_of_one_held_key_lets_others_be_seen() {
+        let mut room = room(4);
+        add(&mut room, "a", 4);
+        assert_eq!(room.over_half(), None);
+        assert!(room.over_quarter().is_empty());
+        room.hold(&place("a"));
+        let over = room.over_half().unwrap();
+        assert_eq!(names(&[over]), ["a"]);
     }
 
     #[test]

@@ -399,6 +399,7 @@ impl Run {
             source: SOURCE.into(),
             pool: "default".into(),
             key: Some(key.into()),
+            alone: None,
         }
     }
 }

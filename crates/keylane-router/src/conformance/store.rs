@@ -34,6 +34,7 @@ struct Parked {
     since: SystemTime,
     rows: BTreeMap<u64, Stored>,
     replaying: bool,
+    spilled: bool,
 }
 
 impl MemoryStore {
@@ -64,15 +65,32 @@ impl Shelf {
         self.letters.insert(letter.number, letter);
     }
 
-    fn put_behind(&mut self, lane: &LaneName, messages: Vec<Stored>) {
+    /// The lane in the store, put there if it was not.
+    fn stored_lane(&mut self, lane: &LaneName, reason: &str, spilled: bool) -> &mut Parked {
+        let new = || Parked {
+            reason: reason.to_owned(),
+            since: SystemTime::now(),
+            rows: BTreeMap::new(),
+            replaying: spilled,
+            spilled,
+        };
+        self.parked.entry(lane.clone()).or_insert_with(new)
+    }
+
+    /// Answers the rows of the messages, old or new.
+    fn put_behind(&mut self, lane: &LaneName, messages: Vec<Stored>) -> Vec<u64> {
+        let mut rows = Vec::new();
         for message in messages {
-            let row = self.number();
+            let new = self.number();
             let parked = self.parked.get_mut(lane).expect("it is parked");
-            let known = |other: &Stored| other.identity == message.identity;
-            if !parked.rows.values().any(known) {
-                parked.rows.insert(row, message);
+            let known = |(_, other): &(&u64, &Stored)| other.identity == message.identity;
+            let old = parked.rows.iter().find(known).map(|(row, _)| *row);
+            rows.push(old.unwrap_or(new));
+            if old.is_none() {
+                parked.rows.insert(new, message);
             }
         }
+        rows
     }
 
     fn take_rows(&mut self, lane: &LaneName, rows: &[u64]) -> Vec<Stored> {
@@ -96,6 +114,7 @@ impl Parked {
             since: self.since,
             messages: self.rows.len() as u64,
             replaying: self.replaying,
+            spilled: self.spilled,
         }
     }
 }
@@ -161,14 +180,24 @@ impl Store for MemoryStore {
 
     fn park(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<()> {
         let mut shelf = self.lock();
-        shelf.parked.entry(lane.clone()).or_insert_with(|| Parked {
-            reason,
-            since: SystemTime::now(),
-            rows: BTreeMap::new(),
-            replaying: false,
-        });
+        let parked = shelf.stored_lane(&lane, &reason, false);
+        if parked.replaying {
+            parked.replaying = false;
+            parked.spilled = false;
+            parked.reason = reason;
+        }
         shelf.put_behind(&lane, messages);
         at_once(())
+    }
+
+    fn spill(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<Vec<u64>> {
+        let mut shelf = self.lock();
+        shelf.stored_lane(&lane, &reason, true);
+        at_once(shelf.put_behind(&lane, messages))
+    }
+
+    fn parks_any(&self) -> bool {
+        !self.lock().parked.is_empty()
     }
 
     fn park_behind(&self, lane: LaneName, messages: Vec<Stored>) -> Durable<bool> {
@@ -204,6 +233,32 @@ impl Store for MemoryStore {
         at_once(rows.unwrap_or_default())
     }
 
+    fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>> {
+        let shelf = self.lock();
+        let sizes = shelf.parked.get(&lane).map(|parked| {
+            let rows = parked.rows.range(after.saturating_add(1)..).take(limit);
+            rows.map(|(_, message)| message.body.len() as u64).collect()
+        });
+        at_once(sizes.unwrap_or_default())
+    }
+
+    fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>> {
+        let mut shelf = self.lock();
+        let old: Vec<LaneName> = shelf.parked.keys().cloned().collect();
+        let mut moved = Vec::new();
+        for old in old.into_iter().filter(|lane| lane.pool == from) {
+            let new = LaneName {
+                pool: to.clone(),
+                ..old.clone()
+            };
+            if let Some(parked) = shelf.parked.remove(&old) {
+                shelf.parked.insert(new.clone(), parked);
+            }
+            moved.push(new);
+        }
+        at_once(moved)
+    }
+
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()> {
         self.lock().take_rows(&lane, &rows);
         at_once(())
@@ -213,6 +268,7 @@ impl Store for MemoryStore {
         let mut shelf = self.lock();
         if let Some(parked) = shelf.parked.get_mut(&lane) {
             parked.replaying = replaying;
+            parked.spilled &= replaying;
         }
         shelf.audit.push(audit);
         at_once(())

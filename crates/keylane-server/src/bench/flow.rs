@@ -172,6 +172,7 @@ impl Source for Endless {
             confirmed_acks: true,
             positions: true,
             keyless_serial: false,
+            several: keylane_router::source::Several::Nothing,
         }
     }
 

@@ -191,13 +191,7 @@ async fn overflowing(rig: &Rig, overflow: Overflow) -> Result<(Run, Switch), End
 }
 
 pub(super) async fn spill(rig: Rig) -> Result<Summary, End> {
-    let started = overflowing(&rig, Overflow::Spill).await;
-    let (run, mended) = match started {
-        Err(End::Failed(text)) if text.contains("not available") => {
-            return Err(End::Excluded("the router has no `spill` yet".to_owned()));
-        }
-        other => other?,
-    };
+    let (run, mended) = overflowing(&rig, Overflow::Spill).await?;
     run.delivered(90).await?;
     ensure(run.target.calls("k0#1") == 0, || {
         "k0#1 was called before the head of its key had an end".to_owned()
@@ -224,23 +218,6 @@ pub(super) async fn wait(rig: Rig) -> Result<Summary, End> {
     Ok(format!("130 messages, at most {most} out"))
 }
 
-/// Whether a lane without room can leave the window, as the defaults want it.
-async fn needs_a_way_out(rig: &Rig) -> Result<(), End> {
-    if rig.returns() {
-        return Ok(());
-    }
-    let setup = Setup::new().pool(|pool| pool.overflow = Some(Overflow::Spill));
-    match rig.start(setup).await {
-        Ok(run) => {
-            run.stop().await;
-            Ok(())
-        }
-        Err(_) => Err(End::Excluded(
-            "the source declares no return, and there is no spill".to_owned(),
-        )),
-    }
-}
-
 /// The defaults, all times a hundredth of what they are.
 fn defaults() -> Setup {
     Setup::new().pool(|pool| {
@@ -253,7 +230,6 @@ fn defaults() -> Setup {
 }
 
 pub(super) async fn one_failing_key(rig: Rig) -> Result<Summary, End> {
-    needs_a_way_out(&rig).await?;
     let mended = Switch::default();
     let setup = defaults().script(failing_until(&mended, |call| &*call.key == "bad"));
     let run = rig.start(setup).await?;
@@ -269,7 +245,6 @@ pub(super) async fn one_failing_key(rig: Rig) -> Result<Summary, End> {
 }
 
 pub(super) async fn every_head_failing(rig: Rig) -> Result<Summary, End> {
-    needs_a_way_out(&rig).await?;
     let mended = Switch::default();
     let setup = defaults().script(failing_until(&mended, |call| call.key.starts_with("bad")));
     let run = rig.start(setup).await?;

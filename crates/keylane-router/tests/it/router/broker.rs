@@ -206,6 +206,7 @@ impl Source for BrokerSource {
             confirmed_acks: true,
             positions: true,
             keyless_serial: false,
+            several: keylane_router::source::Several::Nothing,
         }
     }
 

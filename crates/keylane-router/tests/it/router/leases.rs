@@ -239,6 +239,7 @@ async fn what_runs_waits_is_held_or_paused_is_renewed_in_time() {
         source: "t".into(),
         pool: "default".into(),
         key: Some("paused".into()),
+        alone: None,
     };
     let by = keylane_router::By {
         who: "test".to_owned(),
@@ -411,6 +412,7 @@ async fn what_lost_its_lease_leaves_a_paused_lane() {
         source: "t".into(),
         pool: "default".into(),
         key: Some("g".into()),
+        alone: None,
     };
     let by = keylane_router::By {
         who: "test".to_owned(),

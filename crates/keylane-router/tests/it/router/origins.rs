@@ -195,6 +195,7 @@ async fn a_lane_that_no_longer_waits_for_an_origin_is_not_woken_by_it() {
         source: "t".into(),
         pool: "default".into(),
         key: Some("k".into()),
+        alone: None,
     };
     let identity = Identity {
         source: "t".into(),

@@ -232,6 +232,7 @@ async fn what_waits_by_design_is_no_stall() {
         source: "t".into(),
         pool: "default".into(),
         key: Some("paused".into()),
+        alone: None,
     };
     let by = keylane_router::By {
         who: "test".to_owned(),
