@@ -810,8 +810,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "return-is-taken-anywhere",
         invariant: "R5",
         file: ROUTER,
-        find: "    if features.ordered_return && features.delayed_return {\n",
-        replace: "    if features.ordered_return || !features.ordered_return {\n",
+        find: "    let returns = features.ordered_return && features.delayed_return;\n    let no_spill",
+        replace: "    let returns = features.ordered_return || !features.ordered_return;\n    let no_spill",
         test: CONFORMS,
     },
     Mutation {
