@@ -961,10 +961,15 @@ impl<T: Settler> Settle<T> {
     /// Settles until nothing is out and nothing more will be.
     async fn run(self, mut settlements: mpsc::UnboundedReceiver<Settled<BrokerId>>) {
         let mut batch = Vec::new();
+        let mut gave_up = false;
         while settlements.recv_many(&mut batch, SETTLE_BATCH).await > 0 {
             for run in runs(&mut batch) {
+                if gave_up {
+                    // Behind something that comes again: it comes again too.
+                    continue;
+                }
                 self.stage.settle(run.ids.len());
-                self.settle(&run.settlement, run.ids).await;
+                gave_up = !self.settle(&run.settlement, run.ids).await;
                 self.stage.settled();
                 // Durable now: a crash repeats none of these.
                 drop(run.counted);
@@ -972,8 +977,9 @@ impl<T: Settler> Settle<T> {
         }
     }
 
-    /// Sees a run of equal settlements through, so that the next one comes after it.
-    async fn settle(&self, settlement: &Settlement, mut ids: Vec<BrokerId>) {
+    /// Sees a run of equal settlements through, so that the next one comes after it; `false` when
+    /// the router stopped for good before that.
+    async fn settle(&self, settlement: &Settlement, mut ids: Vec<BrokerId>) -> bool {
         let mut back_off = FIRST_BACK_OFF;
         loop {
             let (sent, receipts): (Vec<_>, Vec<_>) = self.held.receipts(&ids).into_iter().unzip();
@@ -989,12 +995,12 @@ impl<T: Settler> Settle<T> {
             }
             ids = self.results(settlement, sent, results);
             if ids.is_empty() {
-                return;
+                return true;
             }
             tokio::select! {
                 () = tokio::time::sleep(jitter::between(back_off, 0.5, 1.0)) => {}
                 // Stopping for good: what is not settled by now comes again.
-                () = self.router.give_up.cancelled() => return,
+                () = self.router.give_up.cancelled() => return false,
             }
             back_off = (back_off * 2).min(LONGEST_BACK_OFF);
         }

@@ -487,6 +487,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "settles-on-after-giving-up",
+        invariant: "R15",
+        file: CONSUME,
+        find: "                if gave_up {",
+        replace: "                if gave_up && false {",
+        test: ROUTED,
+    },
+    Mutation {
         name: "old-receipt",
         invariant: "R3",
         file: CONSUME,

@@ -100,6 +100,27 @@ async fn fc_13_an_ack_that_fails_is_tried_again_and_the_message_is_not_called_ag
 }
 
 #[tokio::test]
+async fn r15_nothing_is_acked_at_a_stop_whose_predecessor_could_not_be() {
+    let top = counted().await;
+    top.feeder.settler.never_acked.lock().unwrap().insert(1);
+    top.go.add_permits(1);
+    top.feeder.feed(vec![fed(1), fed(2)]);
+    until("the first ack has failed", || {
+        !top.router.problems().is_empty()
+    })
+    .await;
+    top.go.add_permits(1);
+    until("the second was delivered", || {
+        top.go.available_permits() == 0 && top.calls.load(Ordering::SeqCst) == 2
+    })
+    .await;
+    top.router.stop(Duration::from_secs(1)).await;
+    // What is left of the source's tasks ends by itself.
+    until("the source is gone", || top.feeder.is_gone()).await;
+    assert_eq!(top.feeder.settled(0).await, []);
+}
+
+#[tokio::test]
 async fn fc_13_an_ack_lost_on_its_way_is_sent_again_without_a_second_call() {
     let top = counted().await;
     top.go.add_permits(10);

@@ -1,7 +1,7 @@
 //! A source of the tests: no key lock, no delay, no return in order, acks that fail on request,
 //! leases that are renewed or lost on request.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,6 +36,8 @@ pub(crate) struct TestSettler {
     changed: Arc<watch::Sender<usize>>,
     /// How many of the next acks fail.
     pub(crate) failing_acks: Arc<AtomicU64>,
+    /// The acks of these never succeed.
+    pub(crate) never_acked: Arc<Mutex<HashSet<u64>>>,
     /// Acks are not answered while this is so.
     pub(crate) hanging: Arc<AtomicBool>,
     /// Which deliveries were renewed, and when.
@@ -67,6 +69,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         settled: Arc::default(),
         changed: Arc::new(watch::channel(0).0),
         failing_acks: Arc::default(),
+        never_acked: Arc::default(),
         hanging: Arc::default(),
         renewed: Arc::default(),
         not_renewed: Arc::default(),
@@ -162,6 +165,11 @@ impl Feeder {
     }
 
     /// Waits until this many settlements have arrived.
+    /// Whether the source was closed.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.batches.is_closed()
+    }
+
     pub(crate) async fn settled(&self, count: usize) -> Vec<Settled> {
         let mut changed = self.settler.changed.subscribe();
         let settled = changed.wait_for(|done| *done >= count);
@@ -219,7 +227,7 @@ impl Settler for TestSettler {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let ack = |Receipt(id, delivery)| {
-            if self.fails() {
+            if self.never_acked.lock().unwrap().contains(&id) || self.fails() {
                 return Err(SettleError::Again("the broker is away".to_owned()));
             }
             self.note(Settled::Acked(id, delivery));
