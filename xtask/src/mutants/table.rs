@@ -570,7 +570,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "held-lanes-keep-the-window",
         invariant: "R9",
         file: "crates/keylane-router/src/room.rs",
-        find: "if !self.several || self.held_messages * 2 < self.window {",
+        find: "if self.held_messages * 2 < self.window || self.is_one_lane() {",
         replace: "if self.held_messages * 2 < usize::MAX {",
         test: ROUTED,
     },
