@@ -322,14 +322,23 @@ impl<R: Clone> Held<R> {
         batch.iter().map(&mut known).collect()
     }
 
-    fn insert(&self, id: BrokerId, entry: Entry<R>) {
+    /// A message of this lane, with so many bytes, is out from now on.
+    fn insert(
+        &self,
+        id: BrokerId,
+        (place, bytes): (Place, u64),
+        entry: impl FnOnce(Arc<Place>) -> Entry<R>,
+    ) -> Arc<Place> {
         let mut out = self.lock();
+        let place = out.shares.add(place, bytes);
+        let entry = entry(place.clone());
         let first = out.table.is_empty() && entry.lease.is_some();
         out.table.insert(id, entry);
         drop(out);
         if first {
             self.first.notify_one();
         }
+        place
     }
 
     /// Whether this was acked before: then it was delivered, and only the ack was lost.
@@ -529,13 +538,6 @@ impl<R: Clone + Send> Relief<R> {
     }
 }
 
-/// What is new of a message that was received.
-struct New {
-    message: Arc<str>,
-    lease: Option<Arc<Lease>>,
-    counters: Arc<Counters>,
-}
-
 /// The receiving side of one source.
 struct Consume<S: Source> {
     name: Arc<str>,
@@ -685,12 +687,16 @@ impl<S: Source> Consume<S> {
             pool: pool.name.clone(),
             lane: lane.clone(),
         };
-        let entry = New {
+        let (id, bytes) = (received.identity.id.clone(), received.body.len() as u64);
+        let place = self.held.insert(id, (place, bytes), |place| Entry {
             message: message.id.clone(),
+            receipt: received.receipt.clone(),
+            came: 0,
             lease: lease.clone(),
             counters: counters.clone(),
-        };
-        let place = self.note_out(&received, entry, place);
+            place,
+            bytes,
+        });
         let stay = self.router.store.stay(&received.identity);
         let loan = Loan {
             identity: received.identity,
@@ -707,23 +713,6 @@ impl<S: Source> Consume<S> {
         delivery.origin = self.router.dispatch.origin_of(&delivery.message);
         delivery.fate = too_large(&delivery, &pool.plan()).unwrap_or(fate);
         (pool, delivery)
-    }
-
-    /// It is out from now on.
-    fn note_out(&self, received: &Received<S::Receipt>, new: New, place: Place) -> Arc<Place> {
-        let bytes = received.body.len() as u64;
-        let place = self.held.lock().shares.add(place, bytes);
-        let entry = Entry {
-            message: new.message,
-            receipt: received.receipt.clone(),
-            came: 0,
-            lease: new.lease,
-            counters: new.counters,
-            place: place.clone(),
-            bytes,
-        };
-        self.held.insert(received.identity.id.clone(), entry);
-        place
     }
 
     fn lane(&self, scope: LaneScope, key: Option<&crate::message::Key>, id: &BrokerId) -> LaneId {

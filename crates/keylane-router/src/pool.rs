@@ -151,7 +151,7 @@ pub(crate) struct Pool {
     overflowing: Arc<Overflowing>,
     /// Bytes of bodies that are here.
     weights: Arc<Weights>,
-    /// It takes no more and gives everything back.
+    /// It takes no more and gives everything back. Written before the drain begins.
     draining: AtomicBool,
     /// Held by whoever puts something into a lane.
     pushing: Mutex<()>,
@@ -166,8 +166,6 @@ pub(crate) struct Pool {
 #[derive(Default)]
 struct Losses {
     lanes: Mutex<HashSet<LaneId>>,
-    /// The pool drains: every flush is for giving back. Written before the drain begins.
-    drains: AtomicBool,
 }
 
 impl Losses {
@@ -177,7 +175,7 @@ impl Losses {
 
     fn take(&self, lane: &LaneId) -> bool {
         let mut lanes = self.lock();
-        !lanes.is_empty() && lanes.remove(lane) && !self.drains.load(Ordering::SeqCst)
+        !lanes.is_empty() && lanes.remove(lane)
     }
 }
 
@@ -388,7 +386,8 @@ impl Pool {
     }
 
     pub(crate) fn flush_behind(&self, lane: &LaneId) -> bool {
-        self.losses.lock().remove(lane);
+        let mut losses = self.losses.lock();
+        losses.remove(lane);
         self.executor.flush_behind(lane)
     }
 
@@ -478,7 +477,6 @@ impl Pool {
     /// Starts nothing more and gives everything back that does not run; `false` when something
     /// still runs at the deadline.
     pub(crate) async fn drain(&self, deadline: Duration) -> bool {
-        self.losses.drains.store(true, Ordering::SeqCst);
         self.draining.store(true, Ordering::SeqCst);
         self.executor.drain(deadline).await
     }
@@ -638,7 +636,8 @@ impl Handler<LaneId, Job> for Attempts {
     }
 
     async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
-        let only_for_lost = self.losses.take(&lane) && !self.overflowing.is_asked(&lane);
+        let asked = self.overflowing.is_asked(&lane) || self.is_draining();
+        let only_for_lost = self.losses.take(&lane) && !asked;
         let _watched = jobs.first().map(|head| self.runs.flush(&head.job));
         let (jobs, lost) = split_lost(jobs);
         let keep = match jobs.first().map(|head| &head.job) {
@@ -697,7 +696,7 @@ impl Attempts {
         };
         let plan = current(&self.plan);
         let spills = self.shared.overflow(&plan, &delivery.identity.source) == Overflow::Spill;
-        let lent = spills.then(|| self.overflowing.lend(&mut delivery));
+        let lent = spills.then(|| self.overflowing.lend(&mut delivery, &self.name));
         // A crash repeats what runs and what is not settled: never more than twice what may run.
         let most = plan
             .concurrency

@@ -142,6 +142,25 @@ pub struct Features {
     pub several: Several,
 }
 
+impl Features {
+    /// Those of a source that promises nothing: begin with these and say what yours does.
+    pub const fn none(kind: &'static str) -> Self {
+        Self {
+            kind,
+            identity: false,
+            ordered_return: false,
+            delayed_return: false,
+            key_lock: false,
+            dead_letter: false,
+            lease: None,
+            confirmed_acks: false,
+            positions: false,
+            keyless_serial: false,
+            several: Several::Nothing,
+        }
+    }
+}
+
 /// What keeps the order of a key when several instances read one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Several {

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use keylane::Queued;
 use tokio::time::Instant;
 
@@ -16,7 +15,6 @@ use crate::feed::Fed;
 use crate::health::Trouble;
 use crate::history::EventKind;
 use crate::lane::LaneId;
-use crate::message::Identity;
 use crate::pool::{Attempts, Job, by_itself, store_back_off};
 use crate::store::{LaneName, StoreError, Stored};
 
@@ -62,26 +60,11 @@ struct HeldRows {
 
 /// A message under way, as it would be stored, with its lender in keeping.
 pub(crate) struct Lent {
-    identity: Identity,
     message: Arc<str>,
-    body: Bytes,
-    headers: Vec<(Arc<str>, Arc<str>)>,
-    position: Option<u64>,
+    stored: Stored,
     counters: Arc<Counters>,
     /// Locked while the key is being stored: its outcome waits for that. `None` once it has ended.
     lender: tokio::sync::Mutex<Option<Lender>>,
-}
-
-impl Lent {
-    fn to_stored(&self, lane: LaneName) -> Stored {
-        Stored {
-            identity: self.identity.clone(),
-            lane,
-            body: self.body.clone(),
-            headers: self.headers.clone(),
-            position: self.position,
-        }
-    }
 }
 
 impl Overflowing {
@@ -104,13 +87,10 @@ impl Overflowing {
     }
 
     /// Keeps the lender of a message that is about to be called.
-    pub(crate) fn lend(&self, delivery: &mut Delivery) -> Arc<Lent> {
+    pub(crate) fn lend(&self, delivery: &mut Delivery, pool: &Arc<str>) -> Arc<Lent> {
         let lent = Arc::new(Lent {
-            identity: delivery.identity.clone(),
             message: delivery.message.id.clone(),
-            body: delivery.body.clone(),
-            headers: delivery.headers.clone(),
-            position: delivery.position,
+            stored: delivery.to_stored(delivery.lane.name(pool)),
             counters: delivery.counters.clone(),
             lender: tokio::sync::Mutex::new(delivery.lend()),
         });
@@ -334,9 +314,7 @@ impl Attempts {
         let fresh_heads = heads
             .iter()
             .filter(|(_, lender)| matches!(**lender, Some(Lender::Source(_))));
-        let mut fresh: Vec<Stored> = fresh_heads
-            .map(|(lent, _)| lent.to_stored(name.clone()))
-            .collect();
+        let mut fresh: Vec<Stored> = fresh_heads.map(|(lent, _)| lent.stored.clone()).collect();
         fresh.extend(self.fresh(&name, &jobs));
         if fresh.is_empty() {
             drop(heads);
@@ -360,13 +338,13 @@ impl Attempts {
                 continue;
             }
             let row = rows.next().expect("each message has its row");
-            let _ = feeder.send(Fed::Adopted(row, lent.identity.clone()));
+            let _ = feeder.send(Fed::Adopted(row, lent.stored.identity.clone()));
             let old = lender.replace(Lender::Row(feeder.clone(), row));
             self.shared
                 .note_id(&lent.message, EventKind::Store, "spilled");
             lent.counters.spilled.one();
             let old = old.expect("it was there just now");
-            old.settle(&lent.identity, Settlement::Ack, None);
+            old.settle(&lent.stored.identity, Settlement::Ack, None);
         }
         if running == 0
             && let Some(until) = jobs[0].job.waits_until()
@@ -450,7 +428,7 @@ impl Attempts {
         stored.is_some_and(|lane| lane.replaying)
     }
 
-    fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.pool().is_none_or(|pool| pool.is_draining())
     }
 }

@@ -25,6 +25,22 @@ pub struct LaneName {
     pub alone: Option<BrokerId>,
 }
 
+impl LaneName {
+    /// The lane of a key.
+    pub fn keyed(
+        source: impl Into<Arc<str>>,
+        pool: impl Into<Arc<str>>,
+        key: impl Into<Key>,
+    ) -> Self {
+        Self {
+            source: source.into(),
+            pool: pool.into(),
+            key: Some(key.into()),
+            alone: None,
+        }
+    }
+}
+
 /// A message as a store keeps it: raw, with what the broker said of it.
 #[derive(Clone, PartialEq)]
 pub struct Stored {

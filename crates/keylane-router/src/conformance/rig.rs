@@ -395,12 +395,7 @@ impl Run {
     }
 
     pub(super) fn lane(&self, key: &str) -> LaneName {
-        LaneName {
-            source: SOURCE.into(),
-            pool: "default".into(),
-            key: Some(key.into()),
-            alone: None,
-        }
+        LaneName::keyed(SOURCE, "default", key)
     }
 }
 

@@ -293,18 +293,12 @@ impl Store for EmbeddedStore {
         let rows = self.rows_of(messages.iter());
         let left = rows.clone();
         let since = self.shared.clock.wall();
-        let bytes = messages
-            .iter()
-            .map(|message| size_of(message) as usize)
-            .sum();
+        let bytes = bytes_of(&messages);
         let (of, why) = (lane.clone(), reason.clone());
         let work = move |tx: &mut Tx<'_>| {
             let n = parked_lane(tx.sql, &lane, &reason, since, false)?;
             stop_feeding(tx.sql, n, &reason)?;
-            let mut added = 0;
-            for message in &messages {
-                added += insert_parked(tx, n, message)?;
-            }
+            let added = insert_all(tx, n, &messages)?;
             Ok((added, rows.delete(tx)?))
         };
         let written = self.write(bytes, true, work, move |memory, (added, deleted)| {
@@ -324,10 +318,7 @@ impl Store for EmbeddedStore {
         let rows = self.rows_of(messages.iter());
         let left = rows.clone();
         let since = self.shared.clock.wall();
-        let bytes = messages
-            .iter()
-            .map(|message| size_of(message) as usize)
-            .sum();
+        let bytes = bytes_of(&messages);
         let (of, why) = (lane.clone(), reason.clone());
         let work = move |tx: &mut Tx<'_>| {
             let n = parked_lane(tx.sql, &lane, &reason, since, true)?;
@@ -353,19 +344,13 @@ impl Store for EmbeddedStore {
     fn park_behind(&self, lane: LaneName, messages: Vec<Stored>) -> Durable<bool> {
         let rows = self.rows_of(messages.iter());
         let left = rows.clone();
-        let bytes = messages
-            .iter()
-            .map(|message| size_of(message) as usize)
-            .sum();
+        let bytes = bytes_of(&messages);
         let of = lane.clone();
         let work = move |tx: &mut Tx<'_>| {
             let Some(n) = find_parked_lane(tx.sql, &lane)? else {
                 return Ok(None);
             };
-            let mut added = 0;
-            for message in &messages {
-                added += insert_parked(tx, n, message)?;
-            }
+            let added = insert_all(tx, n, &messages)?;
             Ok(Some((added, rows.delete(tx)?)))
         };
         let written = self.write(bytes, true, work, move |memory, stored| {
@@ -888,6 +873,22 @@ fn find_parked_lane(sql: &Connection, lane: &LaneName) -> Result<Option<i64>, ru
     );
     let mut found = select.query_map(of, |row| row.get(0))?;
     found.next().transpose()
+}
+
+fn bytes_of(messages: &[Stored]) -> usize {
+    messages
+        .iter()
+        .map(|message| size_of(message) as usize)
+        .sum()
+}
+
+/// Answers how many were not there before.
+fn insert_all(tx: &mut Tx<'_>, lane: i64, messages: &[Stored]) -> Result<u64, Failure> {
+    let mut added = 0;
+    for message in messages {
+        added += insert_parked(tx, lane, message)?;
+    }
+    Ok(added)
 }
 
 fn insert_parked(tx: &mut Tx<'_>, lane: i64, message: &Stored) -> Result<u64, Failure> {

@@ -162,17 +162,10 @@ impl Source for Endless {
 
     fn features(&self) -> Features {
         Features {
-            kind: "bench",
             identity: true,
-            ordered_return: false,
-            delayed_return: false,
-            key_lock: false,
-            dead_letter: false,
-            lease: None,
             confirmed_acks: true,
             positions: true,
-            keyless_serial: false,
-            several: keylane_router::source::Several::Nothing,
+            ..Features::none("bench")
         }
     }
 

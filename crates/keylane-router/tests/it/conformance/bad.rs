@@ -34,17 +34,9 @@ impl Bad {
     /// No key lock, no delay, no return, no lease, acks that may be lost.
     pub(crate) fn new() -> Self {
         let features = Features {
-            kind: "bad",
             identity: true,
-            ordered_return: false,
-            delayed_return: false,
-            key_lock: false,
-            dead_letter: false,
-            lease: None,
-            confirmed_acks: false,
             positions: true,
-            keyless_serial: false,
-            several: Several::Nothing,
+            ..Features::none("bad")
         };
         Self {
             features,

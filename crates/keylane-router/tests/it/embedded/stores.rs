@@ -17,12 +17,7 @@ fn at(seconds: u64) -> SystemTime {
 }
 
 fn lane(key: &str) -> LaneName {
-    LaneName {
-        source: "q".into(),
-        pool: "default".into(),
-        key: Some(Key::from(key)),
-        alone: None,
-    }
+    LaneName::keyed("q", "default", Key::from(key))
 }
 
 fn stored(received: &Received<Receipt>) -> Stored {

@@ -73,12 +73,7 @@ async fn it_sees_no_violation_when_a_key_is_parked_and_replayed() {
     top.publish_all(&[("a", 1), ("a", 2), ("a", 3)]).await;
     top.drained().await;
     ill.store(false, Ordering::SeqCst);
-    let lane = LaneName {
-        source: "default".into(),
-        pool: "default".into(),
-        key: Some("a".into()),
-        alone: None,
-    };
+    let lane = LaneName::keyed("default", "default", "a");
     let by = By {
         who: "test".to_owned(),
         why: "well again".to_owned(),

@@ -196,17 +196,10 @@ impl Source for BrokerSource {
 
     fn features(&self) -> Features {
         Features {
-            kind: "test",
             identity: true,
-            ordered_return: false,
-            delayed_return: false,
-            key_lock: false,
-            dead_letter: false,
-            lease: None,
             confirmed_acks: true,
             positions: true,
-            keyless_serial: false,
-            several: keylane_router::source::Several::Nothing,
+            ..Features::none("test")
         }
     }
 

@@ -232,12 +232,7 @@ async fn exhausted_park_stores_the_key_whole() {
     top.publish_all(&[("g", 1), ("g", 2)]).await;
     top.drained().await;
     assert_eq!(top.starts("g"), [1, 1, 1]);
-    let lane = LaneName {
-        source: "default".into(),
-        pool: "default".into(),
-        key: Some("g".into()),
-        alone: None,
-    };
+    let lane = LaneName::keyed("default", "default", "g");
     let parked = top.db.store().parked_lane(&lane).unwrap();
     assert_eq!((parked.messages, parked.replaying), (2, false));
 }

@@ -235,12 +235,7 @@ fn gone() -> Option<SettleError> {
 async fn what_runs_waits_is_held_or_paused_is_renewed_in_time() {
     let top = leased(|source| source).await;
     top.target.answer(4, busy(Duration::from_secs(7200)));
-    let paused = LaneName {
-        source: "t".into(),
-        pool: "default".into(),
-        key: Some("paused".into()),
-        alone: None,
-    };
+    let paused = LaneName::keyed("t", "default", "paused");
     let by = keylane_router::By {
         who: "test".to_owned(),
         why: "test".to_owned(),
@@ -408,12 +403,7 @@ async fn a_lost_lease_behind_a_head_that_is_ours_waits_for_its_turn_or_comes_aga
 #[tokio::test(start_paused = true)]
 async fn what_lost_its_lease_leaves_a_paused_lane() {
     let top = leased(|source| source).await;
-    let lane = LaneName {
-        source: "t".into(),
-        pool: "default".into(),
-        key: Some("g".into()),
-        alone: None,
-    };
+    let lane = LaneName::keyed("t", "default", "g");
     let by = keylane_router::By {
         who: "test".to_owned(),
         why: "test".to_owned(),

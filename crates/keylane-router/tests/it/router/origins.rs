@@ -191,12 +191,7 @@ async fn a_lane_that_no_longer_waits_for_an_origin_is_not_woken_by_it() {
         fed(100, "k", "http://dead/"),
         fed(101, "k", "http://well/slow"),
     ]);
-    let lane = LaneName {
-        source: "t".into(),
-        pool: "default".into(),
-        key: Some("k".into()),
-        alone: None,
-    };
+    let lane = LaneName::keyed("t", "default", "k");
     let identity = Identity {
         source: "t".into(),
         id: BrokerId::Sequence(100),

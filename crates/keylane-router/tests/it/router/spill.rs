@@ -279,12 +279,7 @@ impl Rig {
 }
 
 fn lane(key: &str) -> LaneName {
-    LaneName {
-        source: "s".into(),
-        pool: "default".into(),
-        key: Some(Key::from(key)),
-        alone: None,
-    }
+    LaneName::keyed("s", "default", Key::from(key))
 }
 
 fn me() -> Who {

@@ -13,12 +13,7 @@ use keylane_router::testing::{Answer, Request, fixed};
 use super::top::{Top, ill_while, quick_plan, start, until};
 
 fn lane(key: &str) -> LaneName {
-    LaneName {
-        source: "default".into(),
-        pool: "default".into(),
-        key: Some(key.into()),
-        alone: None,
-    }
+    LaneName::keyed("default", "default", key)
 }
 
 fn by() -> By {

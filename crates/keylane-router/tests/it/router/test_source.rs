@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::source::{
-    BatchId, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
+    BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -75,17 +75,9 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         not_renewed: Arc::default(),
     };
     let features = Features {
-        kind: "test",
         identity: true,
-        ordered_return: false,
-        delayed_return: false,
-        key_lock: false,
-        dead_letter: false,
-        lease: None,
-        confirmed_acks: false,
         positions: true,
-        keyless_serial: false,
-        several: Several::Nothing,
+        ..Features::none("test")
     };
     let source = TestSource {
         name: name.clone(),

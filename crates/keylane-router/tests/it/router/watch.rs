@@ -228,12 +228,7 @@ async fn what_waits_by_design_is_no_stall() {
         pool.busy_max = HOUR;
     })
     .await;
-    let lane = LaneName {
-        source: "t".into(),
-        pool: "default".into(),
-        key: Some("paused".into()),
-        alone: None,
-    };
+    let lane = LaneName::keyed("t", "default", "paused");
     let by = keylane_router::By {
         who: "test".to_owned(),
         why: "test".to_owned(),
