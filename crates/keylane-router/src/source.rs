@@ -29,6 +29,13 @@ pub trait Source: Send + 'static {
     /// The settling side, usable from other tasks.
     fn settler(&self) -> Self::Settler;
 
+    /// Nothing more will be received: what is out is settled now, and then the source is closed. A
+    /// broker that would hand out again at once what is given back is told here to hand out
+    /// nothing; whatever goes back because of the stop does so after this has answered.
+    fn stop_taking(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// Ends the connection. Everything received has been settled before.
     fn close(self) -> impl Future<Output = ()> + Send;
 }
