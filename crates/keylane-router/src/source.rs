@@ -226,6 +226,10 @@ pub fn declared() -> Vec<Declared> {
     vec![
         #[cfg(feature = "embedded")]
         crate::embedded::DECLARED,
+        #[cfg(feature = "sqs")]
+        crate::sqs::FIFO,
+        #[cfg(feature = "sqs")]
+        crate::sqs::STANDARD,
     ]
 }
 
