@@ -13,7 +13,7 @@ use keylane_router::lease::LeaseClock;
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::source::{
-    BatchId, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
+    BatchId, Features, Order, Received, Room, SettleError, Settler, Several, Source, SourceError,
 };
 use tokio::sync::Notify;
 
@@ -207,6 +207,7 @@ impl Source for Broker {
 
 pub(crate) fn features(lease: Duration) -> Features {
     Features {
+        order: Order::Kept,
         kind: "model",
         identity: true,
         ordered_return: true,
