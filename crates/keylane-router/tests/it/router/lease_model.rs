@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use keylane_router::Router;
+use keylane_router::conformance::MemoryStore;
 use keylane_router::dispatch::{Dispatch, handler_fn};
-use keylane_router::embedded::{Db, Options};
 use keylane_router::lease::LeaseClock;
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::outcome::{Outcome, Reason};
@@ -337,11 +337,9 @@ async fn history(seed: u64) {
         delivered: Arc::default(),
         wrong: Arc::default(),
     };
-    let folder = tempfile::tempdir().unwrap();
-    let db = Db::open(folder.path(), Options::default()).unwrap();
     let router = Router::builder()
         .plan(patient_plan())
-        .store(db.store())
+        .store(MemoryStore::default())
         .dispatch(witness.dispatch())
         .lease_clock(clock.clone())
         .source("m", broker.clone())
