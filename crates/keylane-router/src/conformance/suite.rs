@@ -81,6 +81,9 @@ impl fmt::Display for Verdict {
 pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
     let case = CASES.iter().find(|case| case.name == name);
     let case = case.unwrap_or_else(|| panic!("no case is called `{name}`"));
+    if let Some(why) = subject.absent() {
+        return Verdict::Excluded(why);
+    }
     let paused = subject.in_memory() && case.on != On::RealClock;
     // What is in memory is the case's own.
     let _turn = (!subject.in_memory()).then(|| Turn::of(subject.features().kind, case.on));
