@@ -241,6 +241,10 @@ pub fn declared() -> Vec<Declared> {
     vec![
         #[cfg(feature = "embedded")]
         crate::embedded::DECLARED,
+        #[cfg(feature = "activemq")]
+        crate::activemq::DECLARED_CLASSIC,
+        #[cfg(feature = "activemq")]
+        crate::activemq::DECLARED_ARTEMIS,
     ]
 }
 

@@ -89,7 +89,7 @@ impl Broker {
         let at = ports.address("client");
         match self {
             Broker::Rabbitmq => format!("amqp://guest:guest@{at}/%2f"),
-            Broker::Activemq | Broker::Artemis => format!("amqp://{at}"),
+            Broker::Activemq | Broker::Artemis => format!("amqp://keylane:secret@{at}"),
             Broker::Sqs => format!("http://{at}"),
             // As Kafka's own clients want it.
             Broker::Kafka => at.to_string(),

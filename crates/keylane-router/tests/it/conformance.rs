@@ -1,5 +1,7 @@
-//! The conformance suite on the sources that need no broker.
+//! The conformance suite on every source; those of brokers that are not there are left out.
 
+#[cfg(feature = "activemq")]
+mod activemq;
 mod bad;
 #[cfg(feature = "embedded")]
 mod embedded;
@@ -45,6 +47,12 @@ fn router_on_the_embedded_queue() {
     be_a_router(|folder| embedded::EmbeddedQueue::open(&folder));
 }
 
+#[cfg(feature = "activemq")]
+#[test]
+fn router_on_activemq() {
+    be_a_router(|told| activemq::ActiveMqQueue::of_child(&told));
+}
+
 /// The example of the docs.
 #[path = "../../examples/own_source.rs"]
 #[expect(dead_code, reason = "its main is for those who run it")]
@@ -68,4 +76,16 @@ mod on_locking {
 #[cfg(feature = "embedded")]
 mod on_embedded {
     keylane_router::conformance_tests!(super::embedded::Embedded);
+}
+
+#[cfg(feature = "activemq")]
+mod on_activemq {
+    use super::activemq::{ActiveMq, Server};
+    keylane_router::conformance_tests!(ActiveMq(Server::Classic));
+}
+
+#[cfg(feature = "activemq")]
+mod on_artemis {
+    use super::activemq::{ActiveMq, Server};
+    keylane_router::conformance_tests!(ActiveMq(Server::Artemis));
 }
