@@ -107,7 +107,10 @@ pub(crate) fn start<S: Source>(
     });
     let tasks = TaskTracker::new();
     let stage = Arc::new(Stage::default());
+    let takes_no_more = CancellationToken::new();
     let settle = Settle {
+        stop: stop.clone(),
+        takes_no_more: takes_no_more.clone(),
         stage: stage.clone(),
         name: name.clone(),
         settler: source.settler(),
@@ -160,7 +163,9 @@ pub(crate) fn start<S: Source>(
         target: "".into(),
     };
     tasks.spawn(async move {
-        let source = consume.run().await;
+        let mut source = consume.run().await;
+        source.stop_taking().await;
+        takes_no_more.cancel();
         // Everything that was received is settled before the connection goes.
         let _ = settled.await;
         source.close().await;
@@ -184,6 +189,8 @@ struct Held<R> {
     changed: Notify,
     /// Something is out, where nothing was; only told where leases are renewed.
     first: Notify,
+    /// A receive failed: what is out may be lost with its connection.
+    doubted: Notify,
     /// Acked lately, where an ack may be lost on its way without anybody knowing.
     acked: Mutex<Recent>,
 }
@@ -267,6 +274,7 @@ impl<R: Clone> Held<R> {
             out: Mutex::new(out),
             changed: Notify::new(),
             first: Notify::new(),
+            doubted: Notify::new(),
             acked: Mutex::default(),
         }
     }
@@ -445,6 +453,10 @@ impl<R: Clone + Send + Sync + 'static> Leases<R> for Held<R> {
         }
     }
 
+    async fn doubted(&self) {
+        self.doubted.notified().await;
+    }
+
     // Not by an index: what is out is no more than a window, and it is looked at a few times in
     // the length of a lease.
     fn look(&self, mut at: impl FnMut(&Arc<Lease>, &dyn Fn() -> Due<R>)) {
@@ -602,6 +614,7 @@ impl<S: Source> Consume<S> {
                     self.take_batch(batch, lent).await;
                 }
                 Err(error) => {
+                    self.held.doubted.notify_one();
                     let trouble = Trouble::Source(self.name.clone());
                     self.router.health.trouble(trouble, error.to_string());
                     tokio::select! {
@@ -966,6 +979,10 @@ struct Settle<T: Settler> {
     held: Arc<Held<T::Receipt>>,
     /// Acks may be lost on their way: remember what was acked.
     remember: bool,
+    /// The source is to receive nothing more,
+    stop: CancellationToken,
+    /// and the broker knows it.
+    takes_no_more: CancellationToken,
     router: Arc<Inner>,
 }
 
@@ -993,6 +1010,9 @@ impl<T: Settler> Settle<T> {
     /// the router stopped for good before that.
     async fn settle(&self, settlement: &Settlement, mut ids: Vec<BrokerId>) -> bool {
         let mut back_off = FIRST_BACK_OFF;
+        if *settlement != Settlement::Ack && self.stop.is_cancelled() {
+            self.takes_no_more.cancelled().await;
+        }
         loop {
             let (sent, receipts): (Vec<_>, Vec<_>) = self.held.receipts(&ids).into_iter().unzip();
             self.too_late(settlement, &ids, &sent);

@@ -20,6 +20,8 @@ const RENEW_BATCH: usize = 1024;
 pub(crate) trait Leases<R>: Send + Sync + 'static {
     /// Waits until something is out.
     fn some(&self) -> impl Future<Output = ()> + Send;
+    /// Waits until it is doubtful whether what is out is still lent.
+    fn doubted(&self) -> impl Future<Output = ()> + Send;
     /// Looks at every lease, with a way to renew it.
     fn look(&self, at: impl FnMut(&Arc<Lease>, &dyn Fn() -> Due<R>));
     /// Hands out the lease that was to be renewed, unless its message was settled or came again
@@ -49,23 +51,26 @@ impl<T: Settler, H: Leases<T::Receipt>> Renewals<T, H> {
         let every = self.terms.length / LOOKS;
         loop {
             self.held.some().await;
-            tokio::time::sleep(jitter::between(every, 0.75, 1.0)).await;
-            let due = self.look();
+            let doubted = tokio::select! {
+                () = tokio::time::sleep(jitter::between(every, 0.75, 1.0)) => false,
+                () = self.held.doubted() => true,
+            };
+            let due = self.look(doubted);
             for batch in in_batches(due) {
                 self.renew(batch).await;
             }
         }
     }
 
-    /// Takes out what is lost; answers what is to be renewed.
-    fn look(&self) -> Vec<Due<T::Receipt>> {
+    /// Takes out what is lost; answers what is to be renewed, which is everything when in doubt.
+    fn look(&self, doubted: bool) -> Vec<Due<T::Receipt>> {
         let mut due = Vec::new();
         let mut lost = Vec::new();
         self.held.look(|lease, to_renew| {
             let left = lease.left();
             if left.is_zero() {
                 lost.push(lease.clone());
-            } else if left < self.terms.length / 2 {
+            } else if doubted || left < self.terms.length / 2 {
                 due.push(to_renew());
             }
         });

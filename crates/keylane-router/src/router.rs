@@ -24,7 +24,7 @@ use crate::plan::{
 };
 use crate::pool::{Ability, Pool, Shared};
 use crate::route::{DEFAULT, Routes};
-use crate::source::{Features, Source};
+use crate::source::{Features, Order, Source};
 use crate::store::{LaneName, Store, StoreError};
 use crate::waits::BreakerWaits;
 use crate::watch::{Alarm, Watchdog};
@@ -712,6 +712,17 @@ impl Inner {
     pub(crate) fn announce(&self, name: &str, features: &Features) {
         let kind = features.kind;
         tracing::info!(source = name, kind, "reading");
+        match features.order {
+            Order::Kept => {}
+            Order::AsItComes => tracing::warn!(
+                source = name,
+                "promises no order: messages of a key run one after the other, as they arrive"
+            ),
+            Order::NoKeys => tracing::warn!(
+                source = name,
+                "promises no order: messages run side by side"
+            ),
+        }
         if !features.ordered_return {
             tracing::warn!(
                 source = name,

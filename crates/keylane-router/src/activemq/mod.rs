@@ -20,7 +20,9 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use crate::message::Identity;
-use crate::source::{BatchId, Declared, Features, Received, Room, Several, Source, SourceError};
+use crate::source::{
+    BatchId, Declared, Features, Order, Received, Room, Several, Source, SourceError,
+};
 use checks::Checks;
 use connect::{Connector, Failure};
 use link::{Lent, Link, Naming, OwnIds};
@@ -30,6 +32,7 @@ pub use settle::{ActiveMqSettler, Receipt};
 
 const FEATURES: Features = Features {
     kind: "activemq",
+    order: Order::Kept,
     identity: true,
     ordered_return: true,
     delayed_return: false,

@@ -27,6 +27,9 @@ const QUIET: Duration = Duration::from_millis(300);
 /// What a crash may repeat: what runs, and as many that are not settled.
 pub(super) const UNSETTLED: u64 = 2 * CONCURRENCY as u64;
 
+/// What it has out at once.
+pub(super) const WINDOW: u64 = 100;
+
 /// Runs a router on the queue until the input of this process ends, or it is killed. What
 /// [`Queue::child`] starts must call this and nothing else.
 ///
@@ -62,6 +65,7 @@ fn setup() -> Setup {
     let pause = Duration::from_millis(1);
     Setup::new()
         .patient()
+        .window(WINDOW as usize)
         .pool(|pool| pool.concurrency = std::num::NonZeroUsize::new(CONCURRENCY))
         .script(move |call| {
             let answer = flaky(call);
@@ -163,7 +167,7 @@ impl<'a> Children<'a> {
     }
 
     pub(super) fn verdict(&self, options: &history::Options) -> Result<Report, End> {
-        let report = history::check(self.history()?, options);
+        let report = self.bench.check(self.history()?, options);
         match report.is_green() {
             true => Ok(report),
             false => fail(first_violations(&report)),
@@ -176,7 +180,7 @@ impl<'a> Children<'a> {
 
     async fn until_all(&mut self, all: u64) -> Result<(), End> {
         self.wait_for(|me| {
-            let report = history::check(me.history()?, &history::Options::default());
+            let report = me.bench.check(me.history()?, &history::Options::default());
             Ok(report.counts.delivered >= all)
         })
         .await
@@ -189,7 +193,9 @@ impl<'a> Children<'a> {
                 return fail(format!("the router ended by itself with {status}"));
             }
             if tokio::time::Instant::now() > patience {
-                let report = history::check(self.history()?, &history::Options::default());
+                let report = self
+                    .bench
+                    .check(self.history()?, &history::Options::default());
                 return fail(format!("the router stands still: {}", report.counts));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -23,15 +23,15 @@ pub trait Subject: Send + Sync + 'static {
     /// need more are left out and say so.
     fn features(&self) -> Features;
 
-    /// Why there is no broker to try anything on; then every case is left out, and says so.
-    fn absent(&self) -> Option<String> {
-        None
-    }
-
     /// Whether neither broker nor adapter does any input or output: then the suite pauses the
     /// clock, and nothing takes time.
     fn in_memory(&self) -> bool {
         false
+    }
+
+    /// Why nothing can be tried: the broker is not there. Every case is left out then, and says so.
+    fn absent(&self) -> Option<String> {
+        None
     }
 
     /// Whether [`Queue::fault`] can do this. What cannot be done is left out, and said.

@@ -117,6 +117,14 @@ pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
     }
 }
 
+/// The right to use a broker while no case of the suite stops it: for other tests that run on the
+/// same broker in the same process.
+///
+/// `kind` is that of [`Features::kind`](crate::source::Features::kind).
+pub fn share(kind: &'static str) -> impl Drop {
+    Turn::of(kind, On::AnyClock)
+}
+
 /// The right to use a broker that other cases use, too, at the same time or alone.
 enum Turn {
     Shared {
@@ -129,6 +137,11 @@ enum Turn {
 
 /// Brokers by the kind of their sources; never removed, there are few.
 static BROKERS: Mutex<BTreeMap<&str, &'static RwLock<()>>> = Mutex::new(BTreeMap::new());
+
+impl Drop for Turn {
+    // Only for its parts.
+    fn drop(&mut self) {}
+}
 
 impl Turn {
     fn of(kind: &'static str, on: On) -> Self {

@@ -365,6 +365,10 @@ impl<S: Source> Source for Watched<S> {
         }
     }
 
+    async fn stop_taking(&mut self) {
+        self.inner.as_mut().expect(OPEN).stop_taking().await;
+    }
+
     async fn close(mut self) {
         if let Some(inner) = self.inner.take() {
             inner.close().await;
