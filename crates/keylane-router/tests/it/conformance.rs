@@ -1,7 +1,7 @@
 //! The conformance suite on every source; those of brokers that are not there are left out.
 
 #[cfg(feature = "activemq")]
-mod activemq;
+pub(crate) mod activemq;
 mod bad;
 #[cfg(feature = "embedded")]
 mod embedded;
