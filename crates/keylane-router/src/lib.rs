@@ -3,6 +3,7 @@
 #[cfg(feature = "activemq")]
 pub mod activemq;
 mod audit;
+mod blocked;
 pub mod breaker;
 #[cfg(any(feature = "conformance", feature = "testing"))]
 mod chance;
