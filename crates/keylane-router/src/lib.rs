@@ -1,5 +1,7 @@
 //! Messages in from sources, through named pools, out to their targets: in order per key.
 
+#[cfg(feature = "activemq")]
+pub mod activemq;
 mod audit;
 pub mod breaker;
 #[cfg(any(feature = "conformance", feature = "testing"))]

@@ -19,6 +19,7 @@ const PROCESS: &str = "crates/keylane-router/src/process.rs";
 const AUDIT: &str = "crates/keylane-router/src/audit.rs";
 const CONSUME: &str = "crates/keylane-router/src/consume.rs";
 const DELIVERY: &str = "crates/keylane-router/src/delivery.rs";
+const LEASE: &str = "crates/keylane-router/src/lease.rs";
 const RENEW: &str = "crates/keylane-router/src/renew.rs";
 const ROUTE: &str = "crates/keylane-router/src/route.rs";
 const ROUTER: &str = "crates/keylane-router/src/router.rs";
@@ -1181,6 +1182,22 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         file: DELIVERY,
         find: "        self.lease.as_ref().is_some_and(|lease| !lease.holds())\n",
         replace: "        self.lease.as_ref().is_some_and(|lease| !lease.holds()) && false\n",
+        test: LEASES,
+    },
+    Mutation {
+        name: "what-a-lost-connection-lent-is-ours",
+        invariant: "R12",
+        file: LEASE,
+        find: "        if self.bond().as_ref().is_some_and(|bond| !bond.holds()) {\n",
+        replace: "        if self.bond().as_ref().is_some_and(|bond| !bond.holds()) && false {\n",
+        test: LEASES,
+    },
+    Mutation {
+        name: "the-broker-is-not-told-of-a-loan-that-ended",
+        invariant: "R12",
+        file: LEASE,
+        find: "            bond.cut();\n",
+        replace: "            let _ = bond;\n",
         test: LEASES,
     },
     Mutation {

@@ -468,6 +468,85 @@ async fn r12_an_ack_that_waited_longer_than_the_lease_is_not_sent_and_counted() 
     top.balances();
 }
 
+#[tokio::test(start_paused = true)]
+async fn r12_no_attempt_starts_on_what_was_lent_over_a_connection_that_ended() {
+    let top = leased(|source| source).await;
+    let connection = top.feeder.settler.connected();
+    top.feed([1, 2, 3]);
+    top.called(&[1]).await;
+    connection.cut();
+    top.target.go.add_permits(10);
+    top.lost(3).await;
+    top.nothing_is_held().await;
+    assert_eq!(top.target.calls(), [1], "called after the connection ended");
+    assert_eq!(top.feeder.all_settled(), []);
+    // Over the next one it is lent anew. What was delivered needs only its ack.
+    top.feeder.settler.connected();
+    top.feed([1, 2, 3]);
+    top.feeder.settled(3).await;
+    assert_eq!(top.target.calls(), [1, 2, 3]);
+    top.balances();
+}
+
+#[tokio::test(start_paused = true)]
+async fn r12_what_comes_again_over_the_next_connection_keeps_its_place() {
+    let top = leased(|source| source).await;
+    let connection = top.feeder.settler.connected();
+    top.feed([1, 2]);
+    top.called(&[1]).await;
+    connection.cut();
+    top.feeder.settler.connected();
+    let newest = top.feed([1, 2]);
+    until("it came again", || top.counters().redelivered.get() == 2).await;
+    top.target.go.add_permits(2);
+    let settled = top.feeder.settled(2).await;
+    assert_eq!(
+        settled,
+        [Settled::Acked(1, newest), Settled::Acked(2, newest + 1)]
+    );
+    assert_eq!(top.target.calls(), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn r12_a_loan_that_ends_by_the_clock_ends_its_connection_and_all_that_was_lent_over_it() {
+    let top = leased(|source| source).await;
+    let connection = top.feeder.settler.connected();
+    top.target.answer(1, busy(Duration::from_secs(36_000)));
+    top.feed_key("a", [1]);
+    top.called(&[1]).await;
+    let away = SettleError::Again("the broker is away".to_owned());
+    top.not_renewed(1, Some(away));
+    tokio::time::sleep(LEASE * 3 / 4).await;
+    assert!(connection.holds());
+    // Lent later, and to be renewed for long.
+    top.feed_key("b", [2, 3]);
+    until("called", || top.target.calls() == [1, 2]).await;
+    until("the connection is given up", || !connection.holds()).await;
+    top.target.go.add_permits(10);
+    top.lost(3).await;
+    top.nothing_is_held().await;
+    assert_eq!(top.target.calls(), [1, 2], "3 was called on a lost lease");
+}
+
+#[tokio::test(start_paused = true)]
+async fn r12_an_ack_that_came_too_late_ends_the_connection_it_was_for() {
+    let top = leased(TestSource::confirming).await;
+    let connection = top.feeder.settler.connected();
+    top.feeder.settler.failing_acks.store(1, Ordering::SeqCst);
+    top.target.go.add_permits(1);
+    top.feed([1]);
+    until("tried", || {
+        top.feeder.settler.failing_acks.load(Ordering::SeqCst) == 0
+    })
+    .await;
+    top.clock.suspend(LEASE * 2);
+    until("late", || top.counters().late_settlements.get() == 1).await;
+    assert!(
+        !connection.holds(),
+        "the broker still believes us to have it"
+    );
+}
+
 /// Finds the target's address, and meanwhile the lease ends.
 #[derive(Debug)]
 struct SlowResolver(TestClock);
