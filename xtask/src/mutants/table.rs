@@ -1257,6 +1257,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: LEASES,
     },
     Mutation {
+        name: "lost-before-its-call-is-not-taken-back",
+        invariant: "R6",
+        file: POOL,
+        find: "            drop(call);\n            if let Some(lent) = lent {\n",
+        replace: "            drop(call);\n            if let Some(lent) = lent.filter(|_| false) {\n",
+        test: LEASES,
+    },
+    Mutation {
         name: "longest-loan-is-not-looked-at",
         invariant: "R12",
         file: RENEW,

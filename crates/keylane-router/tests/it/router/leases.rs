@@ -2,6 +2,7 @@
 //! lease was lost settles nothing, and nothing overtakes what is given again.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -622,4 +623,39 @@ async fn where_nothing_goes_back_in_order_the_longest_loan_ends_by_itself() {
     assert!(last - begun < longest - LEASE, "renewed for too long");
     assert!(top.feeder.all_settled().is_empty());
     top.nothing_is_held().await;
+}
+
+/// What is spilled needs every message that is under way, and nobody else.
+#[tokio::test(start_paused = true)]
+async fn r6_a_message_whose_lease_ended_before_its_call_keeps_nothing_from_being_spilled() {
+    let top = leased(TestSource::confirming).await;
+    let mut plan = patient_plan();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.lane_capacity = NonZeroUsize::new(2).unwrap();
+    let unsettled = 2 * pool.concurrency.unwrap().get() as u64;
+    top.router.reload(plan).await.unwrap();
+    // As many are delivered and not acked as there may be: the next one waits with its call.
+    top.feeder.settler.hanging.store(true, Ordering::SeqCst);
+    for id in 100..100 + unsettled {
+        top.target.answer(id, Outcome::Delivered);
+        top.feed_key(&id.to_string(), [id]);
+    }
+    until("they are called", || {
+        top.target.calls().len() as u64 == unsettled
+    })
+    .await;
+    top.feed([1]);
+    until("received", || {
+        top.counters().received.get() == unsettled + 1
+    })
+    .await;
+    top.clock.suspend(LEASE * 2);
+    top.feeder.settler.hanging.store(false, Ordering::SeqCst);
+    top.nothing_is_held().await;
+    top.feed([1, 2, 3, 4]);
+    until("it is spilled", || top.counters().spilled.get() >= 3).await;
+    top.target.go.add_permits(4);
+    let of_g = || top.target.calls()[unsettled as usize..].to_vec();
+    until("all are called", || of_g().len() == 4).await;
+    assert_eq!(of_g(), [1, 2, 3, 4]);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::source::{
-    BatchId, Bond, Features, Received, Room, SettleError, Settler, Source, SourceError,
+    BatchId, Bond, Features, Order, Received, Room, SettleError, Settler, Source, SourceError,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -128,6 +128,12 @@ impl TestSource {
     /// As a broker that lends for a time.
     pub(crate) fn leased(mut self, lease: Duration) -> Self {
         self.features.lease = Some(lease);
+        self
+    }
+
+    /// As a broker that keeps the order of a key, or does not.
+    pub(crate) fn ordered(mut self, order: Order) -> Self {
+        self.features.order = order;
         self
     }
 
