@@ -222,6 +222,9 @@ pub enum SourceKind {
         /// The queue's name.
         queue: Arc<str>,
     },
+    /// A queue of ActiveMQ Classic or Artemis.
+    #[cfg(feature = "activemq")]
+    Activemq(crate::activemq::Options),
     /// A source handed to the builder by the embedding program.
     Custom,
 }

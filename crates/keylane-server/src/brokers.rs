@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use keylane_router::activemq::ActiveMqSource;
 use keylane_router::plan::{SourceKind, SourcePlan};
 use keylane_router::{Router, StartError};
 
@@ -12,12 +13,12 @@ pub(crate) fn is_one(kind: &SourceKind) -> bool {
 
 /// Has the router read the queue. A broker that is away at the moment is no error: the source
 /// connects when it can, and says so.
-pub(crate) fn connect(
-    _router: &Router,
-    _name: Arc<str>,
-    plan: SourcePlan,
-) -> Result<(), StartError> {
-    match plan.kind {
+pub(crate) fn connect(router: &Router, name: Arc<str>, plan: SourcePlan) -> Result<(), StartError> {
+    match plan.kind.clone() {
         SourceKind::Embedded { .. } | SourceKind::Custom => Ok(()),
+        SourceKind::Activemq(options) => {
+            let source = ActiveMqSource::new(name.clone(), options);
+            router.add_source(name, source, plan)
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Reads the sources and checks them against each other and against the pools. What a type of source
 //! has of its own is in the file of its name.
 
+mod activemq;
 pub(crate) mod embedded;
 
 use std::collections::BTreeMap;
@@ -33,11 +34,18 @@ pub(super) struct Type {
 type ReadKind = fn(&Section<'_>, &str, &Sources) -> SourceKind;
 
 /// All that can be read.
-pub(super) const TYPES: &[Type] = &[Type {
-    name: "embedded",
-    documented: None,
-    read: embedded::read,
-}];
+pub(super) const TYPES: &[Type] = &[
+    Type {
+        name: "embedded",
+        documented: None,
+        read: embedded::read,
+    },
+    Type {
+        name: "activemq",
+        documented: Some(activemq::DOCUMENTED),
+        read: activemq::read,
+    },
+];
 
 /// Brokers that Keylane knows of; those that are no type yet cannot be read by this version.
 const BROKERS: [&str; 5] = ["sqs", "rabbitmq", "activemq", "pulsar", "kafka"];
