@@ -49,8 +49,8 @@ impl Queue {
             .build();
         let sender = Sender::builder().name("test").target(target);
         let mut sender = sender.attach(&mut session).await.expect("a queue");
-        for (n, message) in messages.iter().enumerate() {
-            let sent = within(sender.send(self.message(n, message))).await;
+        for one in &messages {
+            let sent = within(sender.send(message(one))).await;
             sent.expect("sent").accepted_or("taken").expect("taken");
         }
         sender.close().await.expect("closed");
@@ -74,30 +74,13 @@ impl Queue {
         opened.open_with_stream(stream).await.expect("a connection")
     }
 
-    fn message(&self, n: usize, message: &Value) -> Message<Data> {
-        let header = Header {
-            durable: true,
-            ..Header::default()
-        };
-        let properties = Properties {
-            message_id: Some(format!("{}-{n}", self.name).into()),
-            group_id: message["messageGroupId"].as_str().map(str::to_owned),
-            ..Properties::default()
-        };
-        Message::builder()
-            .header(header)
-            .properties(properties)
-            .data(Binary::from(message.to_string().into_bytes()))
-            .build()
-    }
-
     fn folder(&self) -> Folder {
         let config = format!(
             r#"
             [breaker]
             failures = 0.0
             [pools.default]
-            retry = {{ max_attempts = 1, initial = "10ms" }}
+            retry = {{ max_attempts = 1, initial = "10ms", max = "10ms" }}
             [sources.s]
             type = "activemq"
             url = "{}"
@@ -107,6 +90,23 @@ impl Queue {
         );
         Folder::with_config(&config)
     }
+}
+
+fn message(message: &Value) -> Message<Data> {
+    let header = Header {
+        durable: true,
+        ..Header::default()
+    };
+    let properties = Properties {
+        message_id: Some(uuid::Uuid::now_v7().to_string().into()),
+        group_id: message["messageGroupId"].as_str().map(str::to_owned),
+        ..Properties::default()
+    };
+    Message::builder()
+        .header(header)
+        .properties(properties)
+        .data(Binary::from(message.to_string().into_bytes()))
+        .build()
 }
 
 async fn until(target: &Target<Events>, key: &str, count: usize) {
