@@ -60,8 +60,12 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
 fn readiness(known: &[Problem], more: Vec<Value>) -> (StatusCode, Value) {
     // An order that was broken is shown for ever; to take the program out would mend nothing. Nor
     // for one key, while the others go on.
-    let keeps_from_work =
-        |problem: &Problem| !matches!(problem.trouble, Trouble::Order | Trouble::StalledKey(_) | Trouble::BlockedKey(_));
+    let keeps_from_work = |problem: &Problem| {
+        !matches!(
+            problem.trouble,
+            Trouble::Order | Trouble::StalledKey(_) | Trouble::BlockedKey(_)
+        )
+    };
     let works = more.is_empty() && !known.iter().any(keeps_from_work);
     let problems: Vec<Value> = known.iter().map(told).chain(more).collect();
     let (code, status) = match works {
