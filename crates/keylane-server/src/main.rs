@@ -3,6 +3,7 @@
 mod api;
 mod backup;
 mod bench;
+mod brokers;
 mod cli;
 mod client;
 mod config;

@@ -1,7 +1,8 @@
-//! Which queues are read: those of the config, and those made by publishing to them.
+//! Which queues are read: those of the config, and those made by publishing to them. How a broker's
+//! source is made is in `brokers`.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use keylane_router::embedded::Db;
 use keylane_router::plan::{Envelope, Keyless, SourceKind, SourcePlan};
@@ -9,15 +10,19 @@ use keylane_router::store::StoreError;
 use keylane_router::{Router, StartError};
 use tokio::task::JoinSet;
 
+use crate::brokers;
 use crate::config::Config;
-use crate::config::sources::{QUEUE_NAMES, is_queue_name};
+use crate::config::sources::embedded::{QUEUE_NAMES, is_queue_name};
 
-/// The sources of a running router, by the queue they read.
+/// The sources of a running router.
 pub(crate) struct Sources {
     db: Db,
     router: Router,
-    /// Read by every publish; written by whoever holds `changing`.
+    /// Of the embedded queues, by the queue. Read by every publish; written by whoever holds
+    /// `changing`.
     read: RwLock<BTreeMap<Arc<str>, Reader>>,
+    /// Of the brokers, by name.
+    brokers: Mutex<BTreeMap<Arc<str>, SourcePlan>>,
     /// Changes, one after the other.
     changing: tokio::sync::Mutex<()>,
 }
@@ -60,6 +65,7 @@ impl Sources {
             db,
             router,
             read: RwLock::default(),
+            brokers: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
         };
         sources.change(config).await?;
@@ -97,24 +103,38 @@ impl Sources {
     /// otherwise, has settled or returned everything before its successor takes anything.
     pub(crate) async fn change(&self, config: &Config) -> Result<(), SourceError> {
         let _one_at_a_time = self.changing.lock().await;
-        let wanted = self.wanted(config);
-        let before = self.readers().clone();
-        let gone = before
+        let queues = self.wanted_queues(config);
+        let brokers = wanted_brokers(config);
+        let (read, connected) = (self.readers().clone(), self.connected().clone());
+        let unread = read
             .iter()
-            .filter(|(queue, reader)| wanted.get(*queue) != Some(reader));
-        self.remove(gone).await;
+            .filter(|(queue, reader)| queues.get(*queue) != Some(reader));
+        let cut = connected
+            .iter()
+            .filter(|(name, plan)| brokers.get(*name) != Some(plan));
+        self.remove(
+            unread
+                .map(|(_, reader)| &reader.source)
+                .chain(cut.map(|(name, _)| name)),
+        )
+        .await;
         let mut result = Ok(());
-        for (queue, reader) in wanted {
-            if before.get(&queue) != Some(&reader) {
-                // One that cannot be read keeps no other from being read.
+        // One that cannot be read keeps no other from being read.
+        for (queue, reader) in queues {
+            if read.get(&queue) != Some(&reader) {
                 result = result.and(self.add(queue, reader).await);
+            }
+        }
+        for (name, plan) in brokers {
+            if connected.get(&name) != Some(&plan) {
+                result = result.and(self.connect(name, plan).await);
             }
         }
         self.warn_of_unread();
         result
     }
 
-    fn wanted(&self, config: &Config) -> BTreeMap<Arc<str>, Reader> {
+    fn wanted_queues(&self, config: &Config) -> BTreeMap<Arc<str>, Reader> {
         let configured = config.plan.sources.iter().filter_map(|(name, plan)| {
             let SourceKind::Embedded { queue } = &plan.kind else {
                 return None;
@@ -153,19 +173,29 @@ impl Sources {
         Ok(())
     }
 
-    async fn remove<'a>(&self, gone: impl Iterator<Item = (&'a Arc<str>, &'a Reader)>) {
+    async fn connect(&self, name: Arc<str>, plan: SourcePlan) -> Result<(), SourceError> {
+        if self.readers().values().any(|other| other.source == name) {
+            return Err(SourceError::Taken(name));
+        }
+        brokers::connect(&self.router, name.clone(), plan.clone())?;
+        self.connected().insert(name, plan);
+        Ok(())
+    }
+
+    async fn remove<'a>(&self, gone: impl Iterator<Item = &'a Arc<str>>) {
         let mut removals = JoinSet::new();
-        for (queue, reader) in gone {
-            let (router, queue, name) = (self.router.clone(), queue.clone(), reader.source.clone());
+        for name in gone {
+            let (router, name) = (self.router.clone(), name.clone());
             removals.spawn(async move {
                 router.remove_source(&name).await;
-                queue
+                name
             });
         }
         while let Some(removed) = removals.join_next().await {
-            let Ok(queue) = removed else { continue };
+            let Ok(name) = removed else { continue };
+            self.connected().remove(&name);
             let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
-            read.remove(&queue);
+            read.retain(|_, reader| reader.source != name);
         }
     }
 
@@ -179,9 +209,21 @@ impl Sources {
         }
     }
 
+    fn connected(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, SourcePlan>> {
+        self.brokers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn readers(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<Arc<str>, Reader>> {
         self.read.read().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn wanted_brokers(config: &Config) -> BTreeMap<Arc<str>, SourcePlan> {
+    let sources = config.plan.sources.iter();
+    let brokers = sources.filter(|(_, plan)| brokers::is_one(&plan.kind));
+    brokers
+        .map(|(name, plan)| (name.clone(), plan.clone()))
+        .collect()
 }
 
 impl Reader {

@@ -23,9 +23,10 @@ use keylane_router::plan::{BreakerPlan, Plan};
 use errors::{Origin, Problem, Problems};
 use parse::Wrong;
 use section::{Findings, Section, Setting};
-use tree::{Node, Table, Value};
+use tree::{Node, Table, Value, set};
 
-/// Every option with its default; the base of every config.
+/// Every option with its default; the base of every config. Those of a broker's sources have a file
+/// of their own.
 pub(crate) const DOCUMENTED: &str = include_str!("../../keylane.toml");
 
 /// What the program was told.
@@ -102,7 +103,19 @@ impl Config {
 }
 
 fn documented() -> Table {
-    tree::parse(DOCUMENTED, None).expect("the compiled-in keylane.toml is TOML")
+    let parse = |text| tree::parse(text, None).expect("the compiled-in files are TOML");
+    let mut table = parse(DOCUMENTED);
+    let types = sources::TYPES.iter().filter_map(|known| known.documented);
+    for (name, mut node) in types.flat_map(|text| sources_in(&parse(text)).clone()) {
+        let Value::Table(own) = &mut node.value else {
+            continue;
+        };
+        for (option, common) in table_at(sources_in(&table), "default") {
+            own.entry(option.clone()).or_insert_with(|| common.clone());
+        }
+        set(&mut table, &["sources".into(), name], node);
+    }
+    table
 }
 
 fn read_file(path: &Path) -> Result<Table, Problems> {
@@ -149,8 +162,7 @@ fn read_plan(top: &Section<'_>, defaults: &Table, notices: &mut Vec<String>) -> 
     let stall_after = top.get("stall_after", parse::duration);
     let store_budget = top.get("store_budget", parse::size);
     let breaker = read_breaker(top.sub("breaker"));
-    let pool = table_at(defaults, "pools", "default");
-    let source = table_at(defaults, "sources", "default");
+    let pool = table_at(table_at(defaults, "pools"), "default");
     let pools = pools::read(top.sub("pools"), pool, automatic, notices);
     Plan {
         max_in_flight,
@@ -158,7 +170,7 @@ fn read_plan(top: &Section<'_>, defaults: &Table, notices: &mut Vec<String>) -> 
         stall_after,
         store_budget,
         breaker,
-        sources: sources::read(top.sub("sources"), source, &pools),
+        sources: sources::read(top.sub("sources"), sources_in(defaults), &pools),
         pools,
     }
 }
@@ -221,11 +233,12 @@ fn folder(node: &Node) -> Result<PathBuf, Wrong> {
         .ok_or_else(|| "give a folder such as \"./keylane-data\"".into())
 }
 
-fn table_at<'t>(table: &'t Table, outer: &str, inner: &str) -> &'t Table {
-    let inside = |table: &'t Table, name: &str| match table.get(name).map(|node| &node.value) {
-        Some(Value::Table(table)) => Some(table),
-        _ => None,
-    };
-    let found = inside(table, outer).and_then(|table| inside(table, inner));
-    found.expect("the compiled-in keylane.toml has a default pool and a default source")
+/// The tables of the sources among what is compiled in: the usual one, and one for each broker.
+fn sources_in(documented: &Table) -> &Table {
+    table_at(documented, "sources")
+}
+
+fn table_at<'t>(table: &'t Table, name: &str) -> &'t Table {
+    let found = table.get(name).and_then(Node::table);
+    found.expect("what is compiled in has a default pool and a default source")
 }

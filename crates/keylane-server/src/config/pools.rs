@@ -23,7 +23,7 @@ pub(super) fn read(
     notices: &mut Vec<String>,
 ) -> BTreeMap<Arc<str>, PoolPlan> {
     let mut plans = BTreeMap::new();
-    for (name, section) in pools.named(Some(defaults)) {
+    for (name, section) in pools.named(|_| Some(defaults)) {
         plans.insert(Arc::from(name), read_pool(section, automatic));
     }
     if !plans.contains_key("default") {

@@ -122,14 +122,18 @@ impl<'a> Section<'a> {
         let defaults = self
             .defaults
             .and_then(|table| table.get(name))
-            .and_then(table_in);
+            .and_then(Node::table);
         self.inner(name, written, defaults)
     }
 
-    /// The tables that users name (pools, sources) in this one, each over `defaults`.
-    pub(crate) fn named(&self, defaults: Option<&'a Table>) -> Vec<(&'a str, Section<'a>)> {
+    /// The tables that users name (pools, sources) in this one, each over its `defaults`.
+    pub(crate) fn named(
+        &self,
+        defaults: impl Fn(Option<&'a Table>) -> Option<&'a Table>,
+    ) -> Vec<(&'a str, Section<'a>)> {
         let written = self.written.into_iter().flatten();
         let inner = |(name, node): (&'a String, &'a Node)| {
+            let defaults = defaults(node.table());
             (name.as_str(), self.inner(name, Some(node), defaults))
         };
         written.map(inner).collect()
@@ -156,7 +160,7 @@ impl<'a> Section<'a> {
         defaults: Option<&'a Table>,
     ) -> Section<'a> {
         let path = self.path_of(name);
-        if let Some(node) = written.filter(|node| table_in(node).is_none()) {
+        if let Some(node) = written.filter(|node| node.table().is_none()) {
             let text = format!("{} is not allowed; give a table: [{path}]", node.value);
             self.findings.add(Problem {
                 origin: Some(node.origin.clone()),
@@ -164,7 +168,7 @@ impl<'a> Section<'a> {
                 text,
             });
         }
-        Section::new(self.findings, path, written.and_then(table_in), defaults)
+        Section::new(self.findings, path, written.and_then(Node::table), defaults)
     }
 
     /// Whether the option was written anywhere but in the defaults.
@@ -234,13 +238,6 @@ impl<'a> Section<'a> {
             "" => name,
             path => format!("{path}.{name}"),
         }
-    }
-}
-
-fn table_in(node: &Node) -> Option<&Table> {
-    match &node.value {
-        Value::Table(table) => Some(table),
-        _ => None,
     }
 }
 

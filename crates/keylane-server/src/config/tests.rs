@@ -82,6 +82,25 @@ fn every_option_that_is_read_is_documented() {
     }
 }
 
+/// Also that a source which sets nothing but its type has right values.
+#[test]
+fn every_option_of_a_broker_is_documented_with_its_type() {
+    let types = super::sources::TYPES.iter();
+    for (name, text) in types.filter_map(|known| Some((known.name, known.documented?))) {
+        let config = load(&format!("[sources.x]\ntype = {name:?}"));
+        let table = |setting: &&Setting| setting.table == "sources.x";
+        for Setting { name: option, .. } in config.settings.iter().filter(table) {
+            let documented = |line: &str| line.starts_with(&format!("{option} = "));
+            assert!(
+                [DOCUMENTED, text]
+                    .iter()
+                    .any(|text| text.lines().any(documented)),
+                "{name}: {option}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_pool_takes_what_it_does_not_set_from_the_documented_defaults() {
     let config = load("[pools.default]\nlane_capacity = 7\n[pools.mail]\nconcurrency = 20\n");

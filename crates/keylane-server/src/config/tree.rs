@@ -43,6 +43,14 @@ impl Node {
         }
     }
 
+    /// The value's own values, if it is a table.
+    pub(crate) fn table(&self) -> Option<&Table> {
+        match &self.value {
+            Value::Table(table) => Some(table),
+            _ => None,
+        }
+    }
+
     /// The value as text, if it is one or came raw.
     pub(crate) fn text(&self) -> Option<&str> {
         match &self.value {

@@ -1,4 +1,7 @@
-//! Reads the sources and checks them against each other and against the pools.
+//! Reads the sources and checks them against each other and against the pools. What a type of source
+//! has of its own is in the file of its name.
+
+pub(crate) mod embedded;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,13 +18,35 @@ use super::tree::{Node, Table};
 type Pools = BTreeMap<Arc<str>, PoolPlan>;
 type Sources = BTreeMap<Arc<str>, SourcePlan>;
 
-/// Brokers that Keylane knows of and this version cannot read.
-const NOT_BUILT: [&str; 5] = ["sqs", "rabbitmq", "activemq", "pulsar", "kafka"];
+/// A type of source.
+pub(super) struct Type {
+    /// What `type` says.
+    pub(super) name: &'static str,
+    /// Its own options with their defaults, those it has in common with others left out where they
+    /// are the same: the table `[sources.<name>]`. `None` = in keylane.toml itself.
+    pub(super) documented: Option<&'static str>,
+    /// Reads its own options.
+    read: ReadKind,
+}
 
-/// All sources; the documented one when none is written.
+/// Reads the options that only one type has, given the source's name and the sources before it.
+type ReadKind = fn(&Section<'_>, &str, &Sources) -> SourceKind;
+
+/// All that can be read.
+pub(super) const TYPES: &[Type] = &[Type {
+    name: "embedded",
+    documented: None,
+    read: embedded::read,
+}];
+
+/// Brokers that Keylane knows of; those that are no type yet cannot be read by this version.
+const BROKERS: [&str; 5] = ["sqs", "rabbitmq", "activemq", "pulsar", "kafka"];
+
+/// All sources; the documented one when none is written. `defaults` are the tables of
+/// keylane.toml's `[sources]`.
 pub(super) fn read(sources: Section<'_>, defaults: &Table, pools: &Pools) -> Sources {
     let mut plans = Sources::new();
-    let named = sources.named(Some(defaults));
+    let named = sources.named(|written| Some(defaults_of(written, defaults)));
     if named.is_empty() {
         let plan = read_source(sources.sub("default"), "default", pools, &plans);
         plans.insert(Arc::from("default"), plan);
@@ -33,67 +58,47 @@ pub(super) fn read(sources: Section<'_>, defaults: &Table, pools: &Pools) -> Sou
     plans
 }
 
+/// What a source has for what it does not set goes by its type.
+fn defaults_of<'d>(written: Option<&Table>, defaults: &'d Table) -> &'d Table {
+    let table = |name: &str| defaults.get(name).and_then(Node::table);
+    let written = written
+        .and_then(|table| table.get("type"))
+        .and_then(Node::text);
+    let own = written.and_then(table);
+    own.or_else(|| table("default"))
+        .expect("the compiled-in keylane.toml has a default source")
+}
+
 fn read_source(source: Section<'_>, name: &str, pools: &Pools, others: &Sources) -> SourcePlan {
-    source.get("type", source_type);
+    let read = source.get("type", source_type);
     let plan = SourcePlan {
-        kind: SourceKind::Embedded {
-            queue: read_queue(&source, name, others),
-        },
+        kind: read(&source, name, others),
         window: source.get("window", parse::at_least_one),
         instances: source.get("instances", instances),
         keyless: source.get("keyless", keyless),
         envelope: read_envelope(&source, pools),
     };
     if plan.instances == Instances::Many {
-        check_many(&source, pools);
+        check_many(&source, &plan.kind, pools);
     }
     source.finish();
     plan
 }
 
-fn source_type(node: &Node) -> Result<(), Wrong> {
-    match node.text() {
-        Some("embedded") => Ok(()),
-        Some(broker) if NOT_BUILT.contains(&broker) => Err(format!(
-            "reading from {broker} is not built into this version; use \"embedded\""
-        )),
-        _ => Err("use \"embedded\"".into()),
+fn source_type(node: &Node) -> Result<ReadKind, Wrong> {
+    let written = node.text().unwrap_or_default();
+    if let Some(found) = TYPES.iter().find(|known| known.name == written) {
+        return Ok(found.read);
     }
-}
-
-fn read_queue(source: &Section<'_>, name: &str, others: &Sources) -> Arc<str> {
-    let queue = source.find_written("queue", queue_name);
-    let queue = queue.unwrap_or_else(|| name.into());
-    if !source.is_written("queue") && !is_queue_name(&queue) {
-        source.problem(
-            "queue",
-            format!("the source's name is no queue's name; {QUEUE_NAMES}"),
-        );
-    }
-    let queue: Arc<str> = queue.into();
-    let same = SourceKind::Embedded {
-        queue: queue.clone(),
-    };
-    if let Some((other, _)) = others.iter().find(|(_, plan)| plan.kind == same) {
-        let text = format!("source `{other}` reads the queue {queue:?} already; one is enough");
-        source.problem("queue", text);
-    }
-    queue
-}
-
-/// What may be a queue's name, in words.
-pub(crate) const QUEUE_NAMES: &str =
-    "a queue's name has 1 to 128 letters, digits, `.`, `_` and `-`";
-
-fn queue_name(node: &Node) -> Result<String, Wrong> {
-    let name = node.text().filter(|name| is_queue_name(name));
-    name.map(String::from).ok_or_else(|| QUEUE_NAMES.into())
-}
-
-/// Queues are named in URLs.
-pub(crate) fn is_queue_name(name: &str) -> bool {
-    let fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-    (1..=128).contains(&name.len()) && name.chars().all(fits) && !name.chars().all(|c| c == '.')
+    let known: Vec<String> = TYPES
+        .iter()
+        .map(|known| format!("{:?}", known.name))
+        .collect();
+    let known = known.join(", ");
+    Err(match BROKERS.contains(&written) {
+        true => format!("reading from {written} is not built into this version; use {known}"),
+        false => format!("use {known}"),
+    })
 }
 
 fn instances(node: &Node) -> Result<Instances, Wrong> {
@@ -150,9 +155,12 @@ fn read_envelope(source: &Section<'_>, pools: &Pools) -> Envelope {
     }
 }
 
-fn check_many(source: &Section<'_>, pools: &Pools) {
-    let text = "the embedded queue belongs to one program; use \"one\" (a second one can stand by)";
-    source.problem("instances", text);
+fn check_many(source: &Section<'_>, kind: &SourceKind, pools: &Pools) {
+    if matches!(kind, SourceKind::Embedded { .. }) {
+        let text =
+            "the embedded queue belongs to one program; use \"one\" (a second one can stand by)";
+        source.problem("instances", text);
+    }
     for (name, pool) in pools {
         if pool.on_exhausted == Some(OnExhausted::Park) {
             let text =
