@@ -10,7 +10,7 @@ use keylane_router::conformance::{Published, Queue, Subject, Verdict, run_all};
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::plan::SourcePlan;
 use keylane_router::source::{
-    BatchId, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
+    BatchId, Features, Order, Received, Room, SettleError, Settler, Several, Source, SourceError,
 };
 use tokio::sync::Notify;
 
@@ -38,6 +38,7 @@ impl Shelf {
 /// `return`, and remembers for a while what it acked.
 const FEATURES: Features = Features {
     kind: "shelf",
+    order: Order::Kept,
     identity: true,
     ordered_return: false,
     delayed_return: false,

@@ -32,6 +32,8 @@ mod router;
 mod runs;
 pub mod source;
 mod spill;
+#[cfg(feature = "sqs")]
+pub mod sqs;
 mod stage;
 pub mod store;
 #[cfg(feature = "testing")]

@@ -135,6 +135,16 @@ impl Routes {
         pools
     }
 
+    /// Keys of messages that name these pools stay in the default pool while they have something
+    /// there: it was their pool before.
+    pub(crate) fn were_in_default(&self, codes: impl IntoIterator<Item = Arc<str>>) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let default = table.pool_for(DEFAULT);
+        for code in codes {
+            table.former.entry(code).or_default().push(default.clone());
+        }
+    }
+
     /// Puts other pools in force. Keys stay where they have something unresolved. Answers the
     /// pools that are no longer active.
     pub(crate) fn change(&self, pools: BTreeMap<Arc<str>, Arc<Pool>>) -> Vec<Arc<Pool>> {

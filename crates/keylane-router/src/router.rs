@@ -1,6 +1,6 @@
 //! The router: starts sources and pools, changes them while they run, and stops them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ use crate::plan::{
 };
 use crate::pool::{Ability, Pool, Shared};
 use crate::route::{DEFAULT, Routes};
-use crate::source::{Features, Source};
-use crate::store::{LaneName, Store};
+use crate::source::{Features, Order, Source};
+use crate::store::{LaneName, Store, StoreError};
 use crate::waits::BreakerWaits;
 use crate::watch::{Alarm, Watchdog};
 
@@ -85,6 +85,9 @@ pub enum StartError {
     /// A router without a store could lose messages.
     #[error("no store: give the builder one, for example the embedded database's")]
     NoStore,
+    /// It could not be written down which pools there are.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// The same name twice.
     #[error("source `{0}` runs already; a source has one consumer")]
     SourceTwice(Arc<str>),
@@ -196,6 +199,7 @@ impl Router {
         for source in sources {
             check_source(&plan, &source.name, &source.features, &source.plan)?;
         }
+        self.inner.separate_no_more(&plan).await?;
         self.inner.permits.set(most_in_flight(&plan));
         self.inner.set_breaker(&plan.breaker);
         let mut pools = BTreeMap::new();
@@ -379,7 +383,7 @@ impl Builder {
         let router = Router {
             inner: Inner::new(self.plan, store, dispatch, self.history, self.lease_clock),
         };
-        router.inner.take_up().await;
+        router.inner.take_up().await?;
         for start in self.sources {
             start(&router)?;
         }
@@ -536,16 +540,7 @@ impl Inner {
 
     /// Takes up what the store knows from before: pauses, and keys of pools that are gone. Stored
     /// keys are fed once their source is there.
-    async fn take_up(self: &Arc<Self>) {
-        let waits = self.shared.waits.clone();
-        let stop = self.stop_taking.clone();
-        self.tasks.spawn(async move {
-            tokio::select! {
-                () = waits.run() => {}
-                () = stop.cancelled() => {}
-            }
-        });
-        self.tasks.spawn(Watchdog::new(self.clone()).run());
+    async fn take_up(self: &Arc<Self>) -> Result<(), StoreError> {
         for lane in self.store.pauses() {
             if let Some(pool) = self.routes.pool(&lane.pool) {
                 pool.pause(LaneId::of(&lane));
@@ -561,6 +556,49 @@ impl Inner {
             if self.routes.pool(&pool).is_none() {
                 self.rehome(&pool).await;
             }
+        }
+        self.keep_to_the_default_pool().await?;
+        let waits = self.shared.waits.clone();
+        let stop = self.stop_taking.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = waits.run() => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        self.tasks.spawn(Watchdog::new(self.clone()).run());
+        Ok(())
+    }
+
+    /// What was stored under the default pool may be of pools that have come since: their arrivals
+    /// follow it. Which pools those can be is written down, for the starts to come.
+    async fn keep_to_the_default_pool(&self) -> Result<(), StoreError> {
+        let plan = self.plan();
+        let named = plan.pools.keys().filter(|name| ***name != *DEFAULT);
+        let named: BTreeSet<Arc<str>> = named.cloned().collect();
+        let known = self.store.separate_pools();
+        let stored = self.store.parked();
+        let separate: BTreeSet<Arc<str>> = match stored.iter().any(|p| *p.lane.pool == *DEFAULT) {
+            true => named.intersection(&known).cloned().collect(),
+            false => named.clone(),
+        };
+        self.routes
+            .were_in_default(named.difference(&separate).cloned());
+        match separate == known {
+            true => Ok(()),
+            false => self.store.set_separate_pools(separate).await,
+        }
+    }
+
+    /// Messages of pools that go are stored under the default pool from now on. Those of pools that
+    /// come may be there already, or come to be: what is in a lane now may be stored later.
+    async fn separate_no_more(&self, plan: &Plan) -> Result<(), StoreError> {
+        let known = self.store.separate_pools();
+        let stays = |name: &Arc<str>| plan.pools.contains_key(name);
+        let separate: BTreeSet<Arc<str>> = known.iter().filter(|n| stays(n)).cloned().collect();
+        match separate == known {
+            true => Ok(()),
+            false => self.store.set_separate_pools(separate).await,
         }
     }
 
@@ -674,6 +712,17 @@ impl Inner {
     pub(crate) fn announce(&self, name: &str, features: &Features) {
         let kind = features.kind;
         tracing::info!(source = name, kind, "reading");
+        match features.order {
+            Order::Kept => {}
+            Order::AsItComes => tracing::warn!(
+                source = name,
+                "promises no order: messages of a key run one after the other, as they arrive"
+            ),
+            Order::NoKeys => tracing::warn!(
+                source = name,
+                "promises no order: messages run side by side"
+            ),
+        }
         if !features.ordered_return {
             tracing::warn!(
                 source = name,

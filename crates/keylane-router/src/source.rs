@@ -124,6 +124,8 @@ impl<R> std::fmt::Debug for Received<R> {
 pub struct Features {
     /// `embedded`, `sqs`, …
     pub kind: &'static str,
+    /// Whether messages of a key come in the order in which they were sent.
+    pub order: Order,
     /// The broker's id is stable over redeliveries.
     pub identity: bool,
     /// What was given back comes again before anything behind it.
@@ -150,10 +152,12 @@ pub struct Features {
 }
 
 impl Features {
-    /// Those of a source that promises nothing: begin with these and say what yours does.
+    /// Those of a source that promises nothing but the order of a key: begin with these and say what
+    /// yours does.
     pub const fn none(kind: &'static str) -> Self {
         Self {
             kind,
+            order: Order::Kept,
             identity: false,
             ordered_return: false,
             delayed_return: false,
@@ -166,6 +170,18 @@ impl Features {
             several: Several::Nothing,
         }
     }
+}
+
+/// In which order a source's messages run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Those of a key as they were sent.
+    Kept,
+    /// Those of a key one after the other, as they arrive. The broker does not promise that they
+    /// arrive as they were sent.
+    AsItComes,
+    /// Side by side: there are no keys.
+    NoKeys,
 }
 
 /// What keeps the order of a key when several instances read one queue.
@@ -210,6 +226,10 @@ pub fn declared() -> Vec<Declared> {
     vec![
         #[cfg(feature = "embedded")]
         crate::embedded::DECLARED,
+        #[cfg(feature = "sqs")]
+        crate::sqs::FIFO,
+        #[cfg(feature = "sqs")]
+        crate::sqs::STANDARD,
     ]
 }
 

@@ -1,5 +1,6 @@
 //! Our own durable places: dead letters, parked and spilled keys, attempts, pauses, the audit log.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -208,6 +209,11 @@ pub trait Store: Send + Sync + 'static {
         as_letter: Option<(String, String)>,
         audit: AuditEntry,
     ) -> Durable<()>;
+
+    /// The pools of which nothing is stored under the pool for unknown ones; from memory.
+    fn separate_pools(&self) -> BTreeSet<Arc<str>>;
+    /// These and no others are separate from now on.
+    fn set_separate_pools(&self, pools: BTreeSet<Arc<str>>) -> Durable<()>;
 
     /// Pauses a lane, with its audit entry.
     fn pause(&self, lane: LaneName, audit: AuditEntry) -> Durable<()>;

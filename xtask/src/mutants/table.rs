@@ -671,6 +671,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "new-pool-has-a-way-of-its-own-at-once",
+        invariant: "R11",
+        file: ROUTER,
+        find: "true => named.intersection(&known).cloned().collect(),",
+        replace: "true => named.clone(),",
+        test: ROUTED,
+    },
+    Mutation {
         name: "skip-whatever-is-first",
         invariant: "R13",
         file: VERBS,

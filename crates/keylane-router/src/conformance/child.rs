@@ -163,7 +163,7 @@ impl<'a> Children<'a> {
     }
 
     pub(super) fn verdict(&self, options: &history::Options) -> Result<Report, End> {
-        let report = history::check(self.history()?, options);
+        let report = self.bench.check(self.history()?, options);
         match report.is_green() {
             true => Ok(report),
             false => fail(first_violations(&report)),
@@ -176,7 +176,7 @@ impl<'a> Children<'a> {
 
     async fn until_all(&mut self, all: u64) -> Result<(), End> {
         self.wait_for(|me| {
-            let report = history::check(me.history()?, &history::Options::default());
+            let report = me.bench.check(me.history()?, &history::Options::default());
             Ok(report.counts.delivered >= all)
         })
         .await
@@ -189,7 +189,9 @@ impl<'a> Children<'a> {
                 return fail(format!("the router ended by itself with {status}"));
             }
             if tokio::time::Instant::now() > patience {
-                let report = history::check(self.history()?, &history::Options::default());
+                let report = self
+                    .bench
+                    .check(self.history()?, &history::Options::default());
                 return fail(format!("the router stands still: {}", report.counts));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;

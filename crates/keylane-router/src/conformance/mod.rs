@@ -33,4 +33,4 @@ pub use cases::CASES;
 pub use child::run_child;
 pub use store::MemoryStore;
 pub use subject::{Fault, Published, Queue, Subject};
-pub use suite::{Case, End, Summary, Verdict, run, run_all, test};
+pub use suite::{Case, End, Summary, Verdict, run, run_all, share, test};

@@ -18,7 +18,7 @@ use crate::chance::Chance;
 use crate::history::{self, By, Event, EventKind, History, Recorder, Report};
 use crate::lease::LeaseClock;
 use crate::plan::{Envelope, Plan, PoolPlan, SourceKind, SourcePlan};
-use crate::source::Features;
+use crate::source::{Features, Order};
 use crate::store::{LaneName, Store};
 
 /// As long as this a case waits for what must come to pass.
@@ -108,6 +108,8 @@ impl Setup {
 pub(super) struct Bench {
     pub(super) queue: Arc<dyn AnyQueue>,
     pub(super) history: Arc<Recorder>,
+    /// Whether messages of a key are judged by their order.
+    ordered: bool,
 }
 
 /// A router at work.
@@ -162,7 +164,20 @@ impl Rig {
 
     /// A fresh queue, and no router yet.
     pub(super) async fn bench(&self) -> Result<Bench, End> {
-        Ok(Bench::new(self.queue().await?))
+        Ok(self.bench_on(self.queue().await?))
+    }
+
+    fn bench_on(&self, queue: Arc<dyn AnyQueue>) -> Bench {
+        Bench {
+            queue,
+            history: Arc::new(Recorder::in_memory()),
+            ordered: self.features.order == Order::Kept,
+        }
+    }
+
+    /// Leaves the case out unless the source hands out keys.
+    pub(super) fn needs_keys(&self) -> Result<(), End> {
+        self.needs(self.features.order != Order::NoKeys, "keys")
     }
 
     /// A router on a fresh queue.
@@ -177,7 +192,7 @@ impl Rig {
         queue: Arc<dyn AnyQueue>,
         setup: Setup,
     ) -> Result<Run, End> {
-        let bench = Bench::new(queue);
+        let bench = self.bench_on(queue);
         let watch = Watch::new(self.features.clone(), bench.history.clone());
         let target = Target::new(bench.history.clone(), watch.clone(), setup.script);
         let store = bench.queue.store();
@@ -228,13 +243,6 @@ pub(super) async fn router(
 }
 
 impl Bench {
-    fn new(queue: Arc<dyn AnyQueue>) -> Self {
-        Self {
-            queue,
-            history: Arc::new(Recorder::in_memory()),
-        }
-    }
-
     /// Publishes the messages of these numbers of each key: of all keys in turn.
     pub(super) async fn publish<K: AsRef<str>>(
         &self,
@@ -307,6 +315,14 @@ impl Bench {
     pub(super) fn judge(&self, options: &history::Options) -> Report {
         let mut history = History::default();
         history.extend(&self.history.events());
+        self.check(history, options)
+    }
+
+    /// The checker's word on what the source promises.
+    pub(super) fn check(&self, mut history: History, options: &history::Options) -> Report {
+        if !self.ordered {
+            history.forget_order();
+        }
         history::check(history, options)
     }
 
@@ -391,6 +407,7 @@ impl Run {
         Bench {
             queue,
             history: self.history.clone(),
+            ordered: self.ordered,
         }
     }
 

@@ -23,6 +23,7 @@ struct Shelf {
     letters: BTreeMap<u64, DeadLetter>,
     parked: BTreeMap<LaneName, Parked>,
     pauses: BTreeSet<LaneName>,
+    separate_pools: BTreeSet<Arc<str>>,
     audit: Vec<AuditEntry>,
     /// The last number given to a letter or a row.
     last: u64,
@@ -309,6 +310,15 @@ impl Store for MemoryStore {
         let mut shelf = self.lock();
         shelf.pauses.remove(&lane);
         shelf.audit.push(audit);
+        at_once(())
+    }
+
+    fn separate_pools(&self) -> BTreeSet<Arc<str>> {
+        self.lock().separate_pools.clone()
+    }
+
+    fn set_separate_pools(&self, pools: BTreeSet<Arc<str>>) -> Durable<()> {
+        self.lock().separate_pools = pools;
         at_once(())
     }
 

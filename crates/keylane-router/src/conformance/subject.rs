@@ -29,6 +29,11 @@ pub trait Subject: Send + Sync + 'static {
         false
     }
 
+    /// Why nothing can be tried: the broker is not there. Every case is left out then, and says so.
+    fn absent(&self) -> Option<String> {
+        None
+    }
+
     /// Whether [`Queue::fault`] can do this. What cannot be done is left out, and said.
     fn can(&self, fault: Fault) -> bool {
         let _ = fault;

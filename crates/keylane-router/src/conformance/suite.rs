@@ -81,6 +81,9 @@ impl fmt::Display for Verdict {
 pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
     let case = CASES.iter().find(|case| case.name == name);
     let case = case.unwrap_or_else(|| panic!("no case is called `{name}`"));
+    if let Some(why) = subject.absent() {
+        return Verdict::Excluded(why);
+    }
     let paused = subject.in_memory() && case.on != On::RealClock;
     // What is in memory is the case's own.
     let _turn = (!subject.in_memory()).then(|| Turn::of(subject.features().kind, case.on));
@@ -114,6 +117,14 @@ pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
     }
 }
 
+/// The right to use a broker while no case of the suite stops it: for other tests that run on the
+/// same broker in the same process.
+///
+/// `kind` is that of [`Features::kind`](crate::source::Features::kind).
+pub fn share(kind: &'static str) -> impl Drop {
+    Turn::of(kind, On::AnyClock)
+}
+
 /// The right to use a broker that other cases use, too, at the same time or alone.
 enum Turn {
     Shared {
@@ -126,6 +137,11 @@ enum Turn {
 
 /// Brokers by the kind of their sources; never removed, there are few.
 static BROKERS: Mutex<BTreeMap<&str, &'static RwLock<()>>> = Mutex::new(BTreeMap::new());
+
+impl Drop for Turn {
+    // Only for its parts.
+    fn drop(&mut self) {}
+}
 
 impl Turn {
     fn of(kind: &'static str, on: On) -> Self {

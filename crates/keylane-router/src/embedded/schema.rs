@@ -13,7 +13,7 @@ use crate::store::StoreError;
 const APPLICATION_ID: i32 = 0x6b6c_6e65;
 
 /// One step per schema version; step `n` brings a file of version `n` to `n + 1`.
-const STEPS: &[&str] = &[QUEUES, STORES, ACKS, SPILL];
+const STEPS: &[&str] = &[QUEUES, STORES, ACKS, SPILL, SEPARATE_POOLS];
 
 /// Each queue is a table of its own, made with the queue (see [`queue_table`]): one queue's
 /// backlog is never in the way of another's. `next_seq` is the file's one sequence.
@@ -57,6 +57,9 @@ ALTER TABLE parked_lanes ADD COLUMN spilled INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE parked_lanes ADD COLUMN alone;
 CREATE INDEX parked_lanes_by ON parked_lanes (source, pool, key, alone);
 ";
+
+/// The pools of which nothing is stored under the pool for unknown ones.
+const SEPARATE_POOLS: &str = "CREATE TABLE separate_pools (name TEXT PRIMARY KEY) WITHOUT ROWID;";
 
 /// The table of queue `n`. The body comes last: reading what is before it touches no overflow
 /// page. No index: it would cost 1.5 to 15 times on every insert and delete.

@@ -302,6 +302,8 @@ pub(super) struct Shelf {
     cursor: u64,
     /// The newest row that was committed.
     newest: u64,
+    /// Handed out since the cursor last moved.
+    handed_out: usize,
     /// Where the cursor need not hurry, it rests until then.
     resting: Option<Instant>,
     /// The row the cursor passed last, and its lane: the next one of that lane continues its run.
@@ -337,6 +339,7 @@ impl Shelf {
             keyless: Keyless::Serial,
             cursor: 0,
             newest,
+            handed_out: 0,
             resting: None,
             tail: None,
             lanes: Vec::new(),
@@ -432,6 +435,7 @@ impl Shelf {
         self.tick(now);
         if self.wants_scan(room, scanned, now) {
             self.resting = (!self.in_hurry()).then(|| now + REST);
+            self.handed_out = 0;
             return Step::Scan {
                 after: self.cursor,
                 newest: self.newest,
@@ -465,10 +469,14 @@ impl Shelf {
     }
 
     /// Read on while what is ready does not fill the room, or is all of a few lanes. But only so far:
-    /// what is ready must not wait for a long way through one lane's backlog.
+    /// what is ready must not wait for a long way through one lane's backlog. And where lanes go back
+    /// and are ready again, as many rows are read as were handed out: others wait behind them.
     fn wants_scan(&self, room: usize, scanned: usize, now: Instant) -> bool {
         if self.at_end() {
             return false;
+        }
+        if self.handed_out >= self.limits.chunk {
+            return true;
         }
         if !self.in_hurry() {
             return self.ready.is_empty() && !self.rests(now);
@@ -669,10 +677,12 @@ impl Shelf {
         self.claims += 1;
         let claim = self.claims;
         let mut unserved = Vec::new();
+        let mut handed_out = 0;
         for taken in taken {
             let served = !taken.seqs.is_empty() || taken.missing > 0;
             let lane = self.lane_mut(taken.lane);
             lane.out += taken.seqs.len() as u32;
+            handed_out += taken.seqs.len();
             lane.waiting -= (taken.seqs.len() as u64 + taken.missing).min(lane.waiting);
             for seq in taken.seqs {
                 let out = Out {
@@ -689,6 +699,7 @@ impl Shelf {
                 false => unserved.push(taken.lane),
             }
         }
+        self.handed_out += handed_out;
         // The room was used up before their turn came: they are first next time.
         for id in unserved.into_iter().rev() {
             self.make_ready_first(id);

@@ -17,7 +17,8 @@ use super::stores;
 use super::writer::{Failure, Tx, Write};
 use crate::message::{BrokerId, Identity};
 use crate::source::{
-    BatchId, Declared, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
+    BatchId, Declared, Features, Order, Received, Room, SettleError, Settler, Several, Source,
+    SourceError,
 };
 
 /// What the embedded queue promises.
@@ -25,6 +26,7 @@ pub const DECLARED: Declared = Declared {
     name: "embedded",
     features: Features {
         kind: "embedded",
+        order: Order::Kept,
         identity: true,
         ordered_return: true,
         delayed_return: true,

@@ -33,6 +33,7 @@ pub(super) struct Memory {
     stays: HashMap<Identity, Stay>,
     parked: HashMap<LaneName, ParkedLane>,
     pauses: BTreeSet<LaneName>,
+    separate_pools: BTreeSet<Arc<str>>,
 }
 
 impl Memory {
@@ -60,6 +61,9 @@ impl Memory {
         let mut pauses = connection.prepare("SELECT source, pool, key, NULL FROM pauses")?;
         let pauses = pauses.query_map([], |row| lane_at(row, 0))?;
         memory.pauses = pauses.collect::<Result<_, _>>()?;
+        let mut pools = connection.prepare("SELECT name FROM separate_pools")?;
+        let pools = pools.query_map([], |row| row.get(0))?;
+        memory.separate_pools = pools.collect::<Result<_, _>>()?;
         let sizes =
             "SELECT (SELECT TOTAL(size) FROM dead_letters) + (SELECT TOTAL(size) FROM parked)";
         let used: f64 = connection.query_row(sizes, [], |row| row.get(0))?;
@@ -487,6 +491,26 @@ impl Store for EmbeddedStore {
         };
         self.write(1024, true, work, move |memory, ()| {
             memory.pauses.remove(&of);
+        })
+    }
+
+    fn separate_pools(&self) -> BTreeSet<Arc<str>> {
+        self.memory().separate_pools.clone()
+    }
+
+    fn set_separate_pools(&self, pools: BTreeSet<Arc<str>>) -> Durable<()> {
+        let names = pools.clone();
+        let work = move |tx: &mut Tx<'_>| {
+            tx.sql.execute("DELETE FROM separate_pools", ())?;
+            let insert = "INSERT INTO separate_pools VALUES (?)";
+            let mut insert = tx.sql.prepare_cached(insert)?;
+            for name in &names {
+                insert.execute([&**name])?;
+            }
+            Ok(())
+        };
+        self.write(1024, false, work, |memory, ()| {
+            memory.separate_pools = pools
         })
     }
 

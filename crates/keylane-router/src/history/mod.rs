@@ -311,6 +311,15 @@ impl History {
         self.add(&Line::from(event));
     }
 
+    /// Messages are known by their ids alone from now on, and have no order: what a source that
+    /// promises none is judged by.
+    #[cfg(feature = "conformance")]
+    pub(crate) fn forget_order(&mut self) {
+        for row in self.rows.iter_mut().filter(|row| row.id != NONE) {
+            (row.key, row.n) = (NONE, NO_NUMBER);
+        }
+    }
+
     /// Adds all events of a JSON Lines text. An unfinished last line (a writer was killed) is left
     /// out; any other line that is no event is an error.
     pub fn read(&mut self, mut input: impl BufRead) -> Result<(), ReadError> {

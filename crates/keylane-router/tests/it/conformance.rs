@@ -3,6 +3,8 @@
 mod bad;
 #[cfg(feature = "embedded")]
 mod embedded;
+#[cfg(feature = "sqs")]
+mod sqs;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -45,6 +47,24 @@ fn router_on_the_embedded_queue() {
     be_a_router(|folder| embedded::EmbeddedQueue::open(&folder));
 }
 
+#[cfg(feature = "sqs")]
+#[test]
+fn router_on_sqs_fifo() {
+    be_a_router(|name| sqs::SqsQueue::of_child(&name, sqs::Kind::Fifo));
+}
+
+#[cfg(feature = "sqs")]
+#[test]
+fn router_on_sqs_standard() {
+    be_a_router(|name| sqs::SqsQueue::of_child(&name, sqs::Kind::Standard));
+}
+
+#[cfg(feature = "sqs")]
+#[test]
+fn router_on_sqs_standard_by_group() {
+    be_a_router(|name| sqs::SqsQueue::of_child(&name, sqs::Kind::ByGroup));
+}
+
 /// The example of the docs.
 #[path = "../../examples/own_source.rs"]
 #[expect(dead_code, reason = "its main is for those who run it")]
@@ -68,4 +88,20 @@ mod on_locking {
 #[cfg(feature = "embedded")]
 mod on_embedded {
     keylane_router::conformance_tests!(super::embedded::Embedded);
+}
+
+#[cfg(feature = "sqs")]
+mod on_sqs_fifo {
+    keylane_router::conformance_tests!(super::sqs::OnSqs(super::sqs::Kind::Fifo));
+}
+
+/// No order is promised here; everything else is.
+#[cfg(feature = "sqs")]
+mod on_sqs_standard {
+    keylane_router::conformance_tests!(super::sqs::OnSqs(super::sqs::Kind::Standard));
+}
+
+#[cfg(feature = "sqs")]
+mod on_sqs_standard_by_group {
+    keylane_router::conformance_tests!(super::sqs::OnSqs(super::sqs::Kind::ByGroup));
 }

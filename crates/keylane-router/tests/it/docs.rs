@@ -4,12 +4,12 @@ use std::fmt::Write;
 use std::path::Path;
 
 use keylane_router::conformance::CASES;
-use keylane_router::source::{Declared, Several, declared};
+use keylane_router::source::{Declared, Order, Several, declared};
 
 /// Set by `cargo xtask docs`: the page is written, not compared.
 const WRITE: &str = "KEYLANE_WRITE_DOCS";
 
-const HEAD: &str = "| source | key from | without a key | what comes again has the same id | given back in order | with a delay | one key at a time | lease | acks are confirmed | dead letters of its own | several instances keep order |\n|---|---|---|---|---|---|---|---|---|---|---|\n";
+const HEAD: &str = "| source | key from | order of a key | without a key | what comes again has the same id | given back in order | with a delay | one key at a time | lease | acks are confirmed | dead letters of its own | several instances keep order |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n";
 
 fn yes(yes: bool) -> &'static str {
     if yes { "yes" } else { "no" }
@@ -26,6 +26,14 @@ fn several(several: Several) -> &'static str {
     }
 }
 
+fn order(order: Order) -> &'static str {
+    match order {
+        Order::Kept => "kept",
+        Order::AsItComes => "as they arrive",
+        Order::NoKeys => "no",
+    }
+}
+
 fn row(declared: &Declared) -> String {
     let features = &declared.features;
     let lease = features.lease.map_or_else(
@@ -39,6 +47,7 @@ fn row(declared: &Declared) -> String {
     let cells = [
         declared.name,
         declared.key_from,
+        order(features.order),
         keyless,
         yes(features.identity),
         yes(features.ordered_return),

@@ -12,6 +12,8 @@ mod fuzz;
 mod parse;
 #[cfg(feature = "embedded")]
 mod router;
+#[cfg(feature = "sqs")]
+mod sqs;
 
 /// Waits until something is so that nobody tells of. A minute is for ever here.
 pub(crate) async fn eventually(so: impl Fn() -> bool) {

@@ -113,6 +113,23 @@ fn a_lane_made_while_the_old_one_ends_has_its_keys_own_limit() {
     });
 }
 
+// The first task may end between any two steps of the second's submit, and its lane with it.
+#[test]
+fn a_submit_that_meets_its_lanes_end_asks_for_the_keys_limit_again() {
+    explore(|| async {
+        let builder = Executor::builder().lane_concurrency(8);
+        let executor = builder.lane_concurrency_for([(0, 1)]).build().unwrap();
+        let watch = Watch::default();
+        let first = executor.submit(0, watch.task(0));
+        let rest = [1, 2].map(|n| executor.submit(0, watch.task(n)));
+        for handle in rest {
+            assert!(handle.await.is_done());
+        }
+        assert!(first.await.is_done());
+        assert_eq!(watch.started(), [0, 1, 2]);
+    });
+}
+
 #[test]
 fn a_cancel_that_meets_the_start_stops_the_task_or_comes_too_late() {
     explore(|| async {

@@ -103,6 +103,7 @@ async fn check_letters(run: &Run, odd: &[(&str, Bytes)], count: usize) -> Result
 }
 
 pub(super) async fn odd_keys(rig: Rig) -> Result<Summary, End> {
+    rig.needs_keys()?;
     let long = [b'k'; 1024];
     let keys: [(&str, Option<&[u8]>); 9] = [
         ("absent", None),
@@ -166,6 +167,7 @@ fn naming_a_key(label: &str) -> Bytes {
 }
 
 pub(super) async fn attribute_wins(rig: Rig) -> Result<Summary, End> {
+    rig.needs_keys()?;
     let run = rig.start(Setup::new()).await?;
     run.note_published("a", 0);
     let both = message(Some(b"attribute"), naming_a_key("a#0"));
@@ -192,6 +194,7 @@ pub(super) async fn attribute_wins(rig: Rig) -> Result<Summary, End> {
 }
 
 pub(super) async fn raw_envelope(rig: Rig) -> Result<Summary, End> {
+    rig.needs_keys()?;
     let run = rig.start(Setup::new().raw()).await?;
     // What would be no message at all in an envelope.
     for n in 0..20 {

@@ -117,6 +117,7 @@ pub(super) async fn dead_letter(rig: Rig) -> Result<Summary, End> {
 }
 
 pub(super) async fn park(rig: Rig) -> Result<Summary, End> {
+    rig.needs_keys()?;
     // The fourth message of four keys fails until the keys are replayed.
     let mended = Switch::default();
     let bad: Vec<String> = keys(4);
@@ -152,6 +153,7 @@ pub(super) async fn park(rig: Rig) -> Result<Summary, End> {
 }
 
 pub(super) async fn block(rig: Rig) -> Result<Summary, End> {
+    rig.needs_keys()?;
     let mended = Switch::default();
     let setup = Setup::new()
         .pool(|pool| pool.on_exhausted = Some(OnExhausted::Block))
@@ -174,6 +176,7 @@ pub(super) async fn block(rig: Rig) -> Result<Summary, End> {
 
 /// A lane that has more than it may hold, and whose head fails until the others are through.
 async fn overflowing(rig: &Rig, overflow: Overflow) -> Result<(Run, Switch), End> {
+    rig.needs_keys()?;
     let mended = Switch::default();
     let setup = Setup::new()
         .patient()
@@ -230,6 +233,7 @@ fn defaults() -> Setup {
 }
 
 pub(super) async fn one_failing_key(rig: Rig) -> Result<Summary, End> {
+    rig.needs_keys()?;
     let mended = Switch::default();
     let setup = defaults().script(failing_until(&mended, |call| &*call.key == "bad"));
     let run = rig.start(setup).await?;
@@ -245,6 +249,7 @@ pub(super) async fn one_failing_key(rig: Rig) -> Result<Summary, End> {
 }
 
 pub(super) async fn every_head_failing(rig: Rig) -> Result<Summary, End> {
+    rig.needs_keys()?;
     let mended = Switch::default();
     let setup = defaults().script(failing_until(&mended, |call| call.key.starts_with("bad")));
     let run = rig.start(setup).await?;

@@ -75,6 +75,8 @@ struct Seen {
     publish: u32,
     last: u32,
     first_start: u32,
+    /// The number of the attempt that started last.
+    started: u32,
     /// The row of the first resolution.
     resolved: u32,
     /// The row of the latest delivery.
@@ -84,6 +86,8 @@ struct Seen {
     repeated_epoch: u32,
     /// Why the source or the router may not know of a delivery.
     unsettled: Option<Cause>,
+    /// The router waits no longer for the attempt of this number, which the target has not seen yet.
+    given_up_early: Option<(u32, Cause)>,
     /// Dropped or cancelled: must not start any more.
     gone: bool,
     /// In a store of ours, where it waits for an operator.
@@ -97,11 +101,13 @@ const UNSEEN: Seen = Seen {
     publish: NO_ROW,
     last: NO_ROW,
     first_start: NO_ROW,
+    started: 0,
     resolved: NO_ROW,
     delivered: NO_ROW,
     delivered_epoch: 0,
     repeated_epoch: 0,
     unsettled: None,
+    given_up_early: None,
     gone: false,
     parked: false,
     stored: false,
@@ -507,16 +513,23 @@ impl<'a> Checker<'a> {
         if !again {
             seen.first_start = row;
         }
+        seen.started = event.attempt;
+        let early = seen.given_up_early.take();
+        let given_up = early.filter(|(number, _)| *number == event.attempt);
         self.report.counts.retries += u64::from(again && repeat.is_none());
-        let index = self.lane_of(message);
-        self.lanes[index].running.push(Attempt {
+        let attempt = Attempt {
             message,
             number: event.attempt,
             row,
             epoch,
-            given_up: None,
+            given_up: given_up.map(|(_, cause)| cause),
             repeat,
-        });
+        };
+        let index = self.lane_of(message);
+        match attempt.given_up {
+            Some(_) => self.lanes[index].remember(attempt),
+            None => self.lanes[index].running.push(attempt),
+        }
     }
 
     fn end(&mut self, row: u32, event: &Row, message: u32) {
@@ -582,7 +595,11 @@ impl<'a> Checker<'a> {
     fn give_up(&mut self, event: &Row, message: u32, cause: Cause) {
         self.expire(message);
         if !self.abandon(event, message, cause) {
-            self.seen_mut(message).unsettled = Some(cause);
+            let seen = self.seen_mut(message);
+            seen.unsettled = Some(cause);
+            if event.attempt != seen.started {
+                seen.given_up_early = Some((event.attempt, cause));
+            }
         }
     }
 
@@ -595,6 +612,7 @@ impl<'a> Checker<'a> {
     fn give_back(&mut self, event: &Row, message: u32) {
         self.report.counts.returned += 1;
         self.expire(message);
+        self.seen_mut(message).given_up_early = None;
         self.abandon(event, message, Cause::AnswerCut);
     }
 

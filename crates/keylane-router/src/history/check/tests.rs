@@ -374,6 +374,26 @@ fn each_cause_explains_a_second_delivery() {
     }
 }
 
+// A request may be on its way for longer than the router waits for its answer.
+#[test]
+fn a_request_that_reaches_the_target_after_it_was_given_up_explains_one_repetition() {
+    let late = "pub a 0; cut a 0 1; start a 0 1; end a 0 delivered 1;";
+    let counts = green(&format!("{late} start a 0 2; end a 0 delivered 2"));
+    assert_eq!(counts.duplicates.get(&Cause::AnswerCut), Some(&1));
+    green("pub a 0; cut a 0 1; start a 0 1; start a 0 2; end a 0 delivered 2; end a 0 delivered 1");
+    red(
+        &format!("{late} start a 0 2; end a 0 delivered 2; start a 0 3; end a 0 delivered 3"),
+        ViolationKind::Duplicated,
+        "end a 0 delivered 2; start a 0 3",
+    );
+    // It never came: the next attempt is none that was given up.
+    red(
+        "pub a 0; cut a 0 1; start a 0 2; end a 0 delivered 2; start a 0 1; end a 0 delivered 1",
+        ViolationKind::Duplicated,
+        "end a 0 delivered 2; start a 0 1",
+    );
+}
+
 #[test]
 fn a_cause_holds_until_the_repetition_is_delivered() {
     let counts = green(

@@ -420,6 +420,31 @@ async fn a_stuck_key_in_front_neither_starves_others_nor_fills_memory() {
     assert_eq!(bed.db.queues()[0].depth, 0);
 }
 
+/// More of them than a receive takes, and than are read at once: each is ready again as soon as it
+/// went back.
+#[tokio::test]
+async fn keys_that_go_back_at_once_starve_nobody_behind_them() {
+    let bed = Bed::new();
+    let mut source = bed.source("q").await;
+    let of = |key: String| NewMessage::new(key.clone(), Some(Key::from(&*key)), "x");
+    let failing = (0..3_000).map(|n| of(format!("failing-{n}"))).collect();
+    bed.publish("q", failing).await;
+    bed.publish("q", vec![of("good".into())]).await;
+    for _ in 0..100 {
+        let received = receive(&mut source, 100).await;
+        if received
+            .iter()
+            .any(|message| message.key == Some(Key::from("good")))
+        {
+            return;
+        }
+        let settler = source.settler();
+        let given_back = settler.give_back(receipts(&received), Duration::ZERO);
+        assert!(given_back.await.iter().all(Result::is_ok));
+    }
+    panic!("ten thousand receives, and none of them of the good key");
+}
+
 #[tokio::test]
 async fn queues_do_not_see_one_another() {
     let bed = Bed::new();

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use keylane_router::Router;
+use keylane_router::conformance::MemoryStore;
 use keylane_router::dispatch::{Dispatch, handler_fn};
-use keylane_router::embedded::{Db, Options};
 use keylane_router::lease::LeaseClock;
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::source::{
-    BatchId, Features, Received, Room, SettleError, Settler, Several, Source, SourceError,
+    BatchId, Features, Order, Received, Room, SettleError, Settler, Several, Source, SourceError,
 };
 use tokio::sync::Notify;
 
@@ -207,6 +207,7 @@ impl Source for Broker {
 
 pub(crate) fn features(lease: Duration) -> Features {
     Features {
+        order: Order::Kept,
         kind: "model",
         identity: true,
         ordered_return: true,
@@ -335,11 +336,9 @@ async fn history(seed: u64) {
         delivered: Arc::default(),
         wrong: Arc::default(),
     };
-    let folder = tempfile::tempdir().unwrap();
-    let db = Db::open(folder.path(), Options::default()).unwrap();
     let router = Router::builder()
         .plan(patient_plan())
-        .store(db.store())
+        .store(MemoryStore::default())
         .dispatch(witness.dispatch())
         .lease_clock(clock.clone())
         .source("m", broker.clone())

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use keylane_router::Router;
+use keylane_router::conformance::MemoryStore;
 use keylane_router::counters::Counters;
 use keylane_router::dispatch::{
     Dispatch, HttpDispatch, HttpOptions, Resolve, Resolving, handler_fn,
 };
-use keylane_router::embedded::{Db, Options};
 use keylane_router::lease::LeaseClock;
 use keylane_router::message::{BrokerId, Identity};
 use keylane_router::outcome::{Outcome, Reason};
@@ -58,7 +58,6 @@ impl LeaseClock for TestClock {
 
 /// A router on a source that lends for a time.
 struct Leased {
-    _folder: tempfile::TempDir,
     router: Router,
     feeder: Feeder,
     clock: TestClock,
@@ -132,12 +131,10 @@ async fn with(
     clock: TestClock,
     target: InProcess,
 ) -> Leased {
-    let folder = tempfile::tempdir().unwrap();
-    let db = Db::open(folder.path(), Options::default()).unwrap();
     let (source, feeder) = test_source("t");
     let router = Router::builder()
         .plan(patient_plan())
-        .store(db.store())
+        .store(MemoryStore::default())
         .dispatch(dispatch)
         .lease_clock(clock.clone())
         .source("t", of(source.leased(LEASE)))
@@ -145,7 +142,6 @@ async fn with(
         .await
         .unwrap();
     Leased {
-        _folder: folder,
         router,
         feeder,
         clock,

@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use keylane_router::conformance::MemoryStore;
 use keylane_router::dispatch::{Attempt, Dispatch};
-use keylane_router::embedded::{Db, Options};
 use keylane_router::message::{BrokerId, Identity, Message};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::plan::{Plan, SourcePlan};
@@ -73,7 +73,6 @@ impl Dispatch for Targets {
 }
 
 struct Top {
-    _folder: tempfile::TempDir,
     router: Router,
     feeder: Feeder,
     targets: Targets,
@@ -98,20 +97,17 @@ fn plan() -> Plan {
 }
 
 async fn top() -> Top {
-    let folder = tempfile::tempdir().unwrap();
-    let db = Db::open(folder.path(), Options::default()).unwrap();
     let (source, feeder) = test_source("t");
     let targets = Targets::default();
     let router = Router::builder()
         .plan(plan())
-        .store(db.store())
+        .store(MemoryStore::default())
         .dispatch(targets.clone())
         .source("t", source)
         .start()
         .await
         .unwrap();
     Top {
-        _folder: folder,
         router,
         feeder,
         targets,

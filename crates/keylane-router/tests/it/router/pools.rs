@@ -518,3 +518,75 @@ async fn r11_a_parked_key_is_not_overtaken_after_a_restart_with_another_scope_of
         assert_eq!(messages, [3], "{before:?}: the key is parked in two places");
     }
 }
+
+/// One run after the other on one file, each with these pools beside `default`; every message fails
+/// and its key is parked. Answers how many messages are parked, by pool.
+async fn parked_after(runs: &[(&[&str], &[Fed<'static>])]) -> BTreeMap<String, u64> {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Default::default()).unwrap();
+    for (pools, messages) in runs {
+        let mut plan = scoped(LaneScope::Source);
+        for name in *pools {
+            let like = plan.pools["default"].clone();
+            plan.pools.insert((*name).into(), like);
+        }
+        let (source, feeder) = test_source("t");
+        let fails = handler_fn(|_| async { Outcome::Failed(Reason::default()) });
+        let builder = Router::builder().store(db.store()).dispatch(fails);
+        let router = builder
+            .plan(plan)
+            .source("t", source)
+            .start()
+            .await
+            .unwrap();
+        feeder.feed(messages.to_vec());
+        feeder.settled(messages.len()).await;
+        router.stop(Duration::from_secs(5)).await;
+    }
+    let parked = db.store().parked().into_iter();
+    parked
+        .map(|lane| (lane.lane.pool.to_string(), lane.messages))
+        .collect()
+}
+
+fn fed_to(pool: &str, id: u64) -> Fed<'static> {
+    let target = "http://127.0.0.1:1/";
+    Fed {
+        body: format!(r#"{{"id":"{id}","poolCode":"{pool}","mediationTarget":"{target}"}}"#),
+        ..fed(id)
+    }
+}
+
+#[tokio::test]
+async fn r11_a_key_stored_under_the_default_pool_is_not_overtaken_when_a_restart_adds_its_own() {
+    let runs: [(&[&str], &[Fed<'_>]); 4] = [
+        (&[], &[fed_to("mail", 1)]),
+        (&["mail"], &[fed_to("mail", 2)]),
+        (&["mail", "other"], &[fed_to("mail", 3)]),
+        (&["mail"], &[fed_to("mail", 4)]),
+    ];
+    let parked = parked_after(&runs).await;
+    assert_eq!(parked, BTreeMap::from([("default".to_owned(), 4)]));
+}
+
+#[tokio::test]
+async fn r11_a_key_stored_under_a_pool_that_went_and_came_again_is_not_overtaken() {
+    let runs: [(&[&str], &[Fed<'_>]); 3] = [
+        (&["mail"], &[fed_to("mail", 1)]),
+        (&[], &[fed_to("mail", 2)]),
+        (&["mail"], &[fed_to("mail", 3)]),
+    ];
+    let parked = parked_after(&runs).await;
+    assert_eq!(parked, BTreeMap::from([("default".to_owned(), 3)]));
+}
+
+#[tokio::test]
+async fn a_key_parked_in_the_default_pool_touches_no_lane_of_a_pool_that_was_there_all_along() {
+    let runs: [(&[&str], &[Fed<'_>]); 2] = [
+        (&["mail"], &[fed_to("default", 1)]),
+        (&["mail"], &[fed_to("mail", 2)]),
+    ];
+    let parked = parked_after(&runs).await;
+    let both = [("default".to_owned(), 1), ("mail".to_owned(), 1)];
+    assert_eq!(parked, BTreeMap::from(both));
+}

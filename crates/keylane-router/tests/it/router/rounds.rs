@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use keylane_router::Router;
+use keylane_router::conformance::MemoryStore;
 use keylane_router::dispatch::handler_fn;
-use keylane_router::embedded::{Db, Options};
 use keylane_router::outcome::Outcome;
 use keylane_router::plan::Plan;
 use std::num::NonZeroUsize;
@@ -19,14 +19,11 @@ use super::top::body;
 const TARGET_TAKES: Duration = Duration::from_millis(100);
 
 struct Timed {
-    _folder: tempfile::TempDir,
     feeder: Feeder,
     most_at_once: Arc<AtomicUsize>,
 }
 
 async fn timed(workers: usize, source: fn(TestSource) -> TestSource) -> Timed {
-    let folder = tempfile::tempdir().unwrap();
-    let db = Db::open(folder.path(), Options::default()).unwrap();
     let (test, feeder) = test_source("t");
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let most_at_once = most.clone();
@@ -43,11 +40,10 @@ async fn timed(workers: usize, source: fn(TestSource) -> TestSource) -> Timed {
     plan.pools.get_mut("default").unwrap().concurrency = NonZeroUsize::new(workers);
     let builder = Router::builder()
         .plan(plan)
-        .store(db.store())
+        .store(MemoryStore::default())
         .dispatch(dispatch);
     builder.source("t", source(test)).start().await.unwrap();
     Timed {
-        _folder: folder,
         feeder,
         most_at_once,
     }

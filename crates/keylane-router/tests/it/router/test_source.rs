@@ -56,6 +56,7 @@ pub(crate) struct Feeder {
 }
 
 /// One message to feed: id, key, body.
+#[derive(Clone)]
 pub(crate) struct Fed<'a> {
     pub(crate) id: u64,
     pub(crate) key: Option<&'a str>,

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use keylane_router::Router;
+use keylane_router::conformance::MemoryStore;
 use keylane_router::dispatch::{Dispatch, handler_fn};
-use keylane_router::embedded::{Db, Options};
 use keylane_router::health::Trouble;
 use keylane_router::message::Message;
 use keylane_router::outcome::{Outcome, Reason};
@@ -23,7 +23,6 @@ const STALL: Duration = Duration::from_secs(120);
 const HOUR: Duration = Duration::from_secs(3600);
 
 struct Watched {
-    _folder: tempfile::TempDir,
     router: Router,
     feeder: Feeder,
     /// Lets calls of keys that hang end.
@@ -58,24 +57,17 @@ async fn watched(change: impl FnOnce(&mut Plan, &mut PoolPlan)) -> Watched {
     plan.stall_after = STALL;
     change(&mut plan, &mut pool);
     plan.pools.insert("default".into(), pool);
-    let folder = tempfile::tempdir().unwrap();
-    let db = Db::open(folder.path(), Options::default()).unwrap();
     let (source, feeder) = test_source("t");
     let go = Arc::new(Semaphore::new(0));
     let router = Router::builder()
         .plan(plan)
-        .store(db.store())
+        .store(MemoryStore::default())
         .dispatch(dispatch(&go))
         .source("t", source)
         .start()
         .await
         .unwrap();
-    Watched {
-        _folder: folder,
-        router,
-        feeder,
-        go,
-    }
+    Watched { router, feeder, go }
 }
 
 impl Watched {
