@@ -712,6 +712,9 @@ impl Attempts {
         });
         if delivery.is_lost() {
             drop(call);
+            if let Some(lent) = lent {
+                self.overflowing.take_back(&mut delivery, lent).await;
+            }
             return self.lost_turn(delivery);
         }
         self.audit(&delivery, &lane, &plan);

@@ -1175,6 +1175,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: LEASES,
     },
     Mutation {
+        name: "lost-turn-leaves-its-lender-in-keeping",
+        invariant: "R6",
+        file: POOL,
+        find: "            if let Some(lent) = lent {\n                self.overflowing.take_back(&mut delivery, lent).await;\n            }\n            return self.lost_turn(delivery);",
+        replace: "            return self.lost_turn(delivery);",
+        test: CONFORMS,
+    },
+    Mutation {
         name: "request-is-written-without-a-look-at-the-lease",
         invariant: "R12",
         file: POOL,

@@ -41,6 +41,11 @@ fn router_on_a_locking_source() {
     be_a_router(|journal| bad::Bad::locking().open(&journal));
 }
 
+#[test]
+fn router_on_a_lending_source() {
+    be_a_router(|journal| bad::Bad::lending().open(&journal));
+}
+
 #[cfg(feature = "embedded")]
 #[test]
 fn router_on_the_embedded_queue() {
@@ -83,6 +88,11 @@ mod on_bad {
 /// The same broker with a lock on keys, leases and a return: what a good queue service promises.
 mod on_locking {
     keylane_router::conformance_tests!(super::bad::Bad::locking());
+}
+
+/// The same broker with leases and no return: keys are spilled while loans end.
+mod on_lending {
+    keylane_router::conformance_tests!(super::bad::Bad::lending());
 }
 
 #[cfg(feature = "embedded")]
