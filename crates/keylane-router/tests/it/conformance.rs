@@ -1,8 +1,10 @@
-//! The conformance suite on the sources that need no broker.
+//! The conformance suite on all sources of this build.
 
 mod bad;
 #[cfg(feature = "embedded")]
 mod embedded;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 #[cfg(feature = "sqs")]
 mod sqs;
 
@@ -52,6 +54,24 @@ fn router_on_the_embedded_queue() {
     be_a_router(|folder| embedded::EmbeddedQueue::open(&folder));
 }
 
+#[cfg(feature = "rabbitmq")]
+#[test]
+fn router_on_rabbitmq() {
+    be_a_router(|queue| rabbitmq::Rabbit::EXCLUSIVE.open(&queue));
+}
+
+#[cfg(feature = "rabbitmq")]
+#[test]
+fn router_on_a_quorum_queue_of_rabbitmq() {
+    be_a_router(|queue| rabbitmq::Rabbit::QUORUM.open(&queue));
+}
+
+#[cfg(feature = "rabbitmq")]
+#[test]
+fn router_on_rabbitmq_as_one_of_many() {
+    be_a_router(|queue| rabbitmq::Rabbit::PLAIN.open(&queue));
+}
+
 #[cfg(feature = "sqs")]
 #[test]
 fn router_on_sqs_fifo() {
@@ -98,6 +118,24 @@ mod on_lending {
 #[cfg(feature = "embedded")]
 mod on_embedded {
     keylane_router::conformance_tests!(super::embedded::Embedded);
+}
+
+/// A classic queue with an exclusive consumer.
+#[cfg(feature = "rabbitmq")]
+mod on_rabbitmq {
+    keylane_router::conformance_tests!(super::rabbitmq::Rabbit::EXCLUSIVE);
+}
+
+/// A quorum queue with a single active consumer.
+#[cfg(feature = "rabbitmq")]
+mod on_rabbitmq_quorum {
+    keylane_router::conformance_tests!(super::rabbitmq::Rabbit::QUORUM);
+}
+
+/// A consumer like any other, which is not ordered across reconnect.
+#[cfg(feature = "rabbitmq")]
+mod on_rabbitmq_plain {
+    keylane_router::conformance_tests!(super::rabbitmq::Rabbit::PLAIN);
 }
 
 #[cfg(feature = "sqs")]
