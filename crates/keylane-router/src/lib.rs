@@ -29,6 +29,9 @@ pub mod parse;
 pub mod plan;
 mod pool;
 mod process;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
+mod recent;
 mod renew;
 mod room;
 mod route;
