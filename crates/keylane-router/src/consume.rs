@@ -1,7 +1,7 @@
 //! From a source to the lanes, and back: each message becomes a delivery, each settlement reaches
 //! the source, in order and in batches.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -24,6 +24,7 @@ use crate::one_pool::OnePool;
 use crate::parse::{self, Malformed};
 use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
 use crate::pool::{FULL_FOR, NotPut, Pool, Pushed};
+use crate::recent::Recent;
 use crate::renew::{Due, Leases, OnLoan, Renewals};
 use crate::room::{Place, Room as Shares, Share};
 use crate::router::Inner;
@@ -34,8 +35,6 @@ use crate::unsettled::Counted;
 
 /// The most settlements sent to a source at once.
 const SETTLE_BATCH: usize = 1024;
-/// How many acked ids are remembered, where acks may be lost.
-const REMEMBERED: usize = 10_000;
 /// Where little of the window is free, this long is waited for more.
 const MOMENT: Duration = Duration::from_millis(2);
 /// How often a source that lends for a time is looked at in the length of a lease.
@@ -205,26 +204,6 @@ struct Out<R> {
     shares: Shares,
 }
 
-/// The last few ids, oldest forgotten first.
-#[derive(Default)]
-struct Recent {
-    order: VecDeque<BrokerId>,
-    known: HashSet<BrokerId>,
-}
-
-impl Recent {
-    fn add(&mut self, id: BrokerId) {
-        if self.known.insert(id.clone()) {
-            self.order.push_back(id);
-        }
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.known.remove(&oldest);
-        }
-    }
-}
-
 /// The ids of what is out, whatever the source's receipts are.
 trait HeldIds: Send + Sync {
     fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>);
@@ -364,13 +343,13 @@ impl<R: Clone> Held<R> {
     /// Whether this was acked before: then it was delivered, and only the ack was lost.
     fn was_acked(&self, id: &BrokerId) -> bool {
         let acked = self.acked.lock().unwrap_or_else(PoisonError::into_inner);
-        acked.known.contains(id)
+        acked.get(id).is_some()
     }
 
     fn remember_acked<'a>(&self, ids: impl IntoIterator<Item = &'a BrokerId>) {
         let mut acked = self.acked.lock().unwrap_or_else(PoisonError::into_inner);
         for id in ids {
-            acked.add(id.clone());
+            acked.add(id.clone(), ());
         }
     }
 

@@ -3,6 +3,7 @@
 #[cfg(feature = "activemq")]
 pub mod activemq;
 mod audit;
+mod blocked;
 pub mod breaker;
 #[cfg(any(feature = "conformance", feature = "testing"))]
 mod chance;
@@ -28,6 +29,9 @@ pub mod parse;
 pub mod plan;
 mod pool;
 mod process;
+#[cfg(feature = "rabbitmq")]
+pub mod rabbitmq;
+mod recent;
 mod renew;
 mod room;
 mod route;

@@ -225,6 +225,9 @@ pub enum SourceKind {
     /// A queue of Amazon SQS.
     #[cfg(feature = "sqs")]
     Sqs(crate::sqs::Options),
+    /// A queue of ActiveMQ Classic or Artemis.
+    #[cfg(feature = "activemq")]
+    Activemq(crate::activemq::Options),
     /// A source handed to the builder by the embedding program.
     Custom,
 }

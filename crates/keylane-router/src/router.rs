@@ -714,6 +714,10 @@ impl Inner {
         tracing::info!(source = name, kind, "reading");
         match features.order {
             Order::Kept => {}
+            Order::UntilReconnect => tracing::warn!(
+                source = name,
+                "not ordered across reconnect: when the connection is lost, keys may be out of order"
+            ),
             Order::AsItComes => tracing::warn!(
                 source = name,
                 "promises no order: messages of a key run one after the other, as they arrive"

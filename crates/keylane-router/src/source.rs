@@ -224,6 +224,9 @@ impl Features {
 pub enum Order {
     /// Those of a key as they were sent.
     Kept,
+    /// The same, while the connection lasts. When it is lost and made anew, what was out may come
+    /// behind what follows it.
+    UntilReconnect,
     /// Those of a key one after the other, as they arrive. The broker does not promise that they
     /// arrive as they were sent.
     AsItComes,
@@ -277,6 +280,8 @@ pub fn declared() -> Vec<Declared> {
         crate::activemq::DECLARED_CLASSIC,
         #[cfg(feature = "activemq")]
         crate::activemq::DECLARED_ARTEMIS,
+        #[cfg(feature = "rabbitmq")]
+        crate::rabbitmq::DECLARED,
         #[cfg(feature = "sqs")]
         crate::sqs::FIFO,
         #[cfg(feature = "sqs")]

@@ -4,6 +4,7 @@
 mkdir -p "$DATA/mnesia" "$DATA/log"
 cat > "$DATA/rabbitmq.conf" <<END
 listeners.tcp.1 = 127.0.0.1:$PORT_CLIENT
+collect_statistics_interval = 200
 management.tcp.ip = 127.0.0.1
 management.tcp.port = $PORT_ADMIN
 END

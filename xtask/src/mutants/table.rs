@@ -844,7 +844,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "blocked-head-is-a-dead-letter",
         invariant: "R2",
         file: PROCESS,
-        find: "        OnExhausted::Block => Next::Retry(reason, plan.retry.max),\n",
+        find: "        OnExhausted::Block => Next::Block(reason, plan.retry.max),\n",
         replace: "        OnExhausted::Block => Next::DeadLetter {\n            class: \"exhausted\",\n            reason,\n        },\n",
         test: CONFORMS,
     },
@@ -1199,6 +1199,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "            bond.cut();\n",
         replace: "            let _ = bond;\n",
         test: LEASES,
+    },
+    Mutation {
+        name: "lost-turn-leaves-its-lender-in-keeping",
+        invariant: "R6",
+        file: POOL,
+        find: "            if let Some(lent) = lent {\n                self.overflowing.take_back(&mut delivery, lent).await;\n            }\n            return self.lost_turn(delivery);",
+        replace: "            return self.lost_turn(delivery);",
+        test: CONFORMS,
     },
     Mutation {
         name: "request-is-written-without-a-look-at-the-lease",

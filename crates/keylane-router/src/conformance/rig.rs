@@ -171,13 +171,20 @@ impl Rig {
         Bench {
             queue,
             history: Arc::new(Recorder::in_memory()),
-            ordered: self.features.order == Order::Kept,
+            ordered: matches!(self.features.order, Order::Kept | Order::UntilReconnect),
         }
     }
 
     /// Leaves the case out unless the source hands out keys.
     pub(super) fn needs_keys(&self) -> Result<(), End> {
         self.needs(self.features.order != Order::NoKeys, "keys")
+    }
+
+    /// A router on a fresh queue, whose connections will be lost.
+    pub(super) async fn start_to_cut(&self, setup: Setup) -> Result<Run, End> {
+        let mut run = self.start(setup).await?;
+        run.bench.ordered = self.features.order == Order::Kept;
+        Ok(run)
     }
 
     /// A router on a fresh queue.

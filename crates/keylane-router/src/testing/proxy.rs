@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 /// What a proxy does with one connection.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -138,6 +139,10 @@ struct Shared {
     accepted: AtomicU64,
     /// Changed when all connections are to be cut.
     cut: watch::Sender<u64>,
+    /// Nothing is passed on before then.
+    stalled: Mutex<Option<Instant>>,
+    /// What has these bytes on its way there is swallowed, once, and its connection cut.
+    swallow: Mutex<Option<Bytes>>,
 }
 
 impl Proxy {
@@ -152,6 +157,8 @@ impl Proxy {
             choose: Mutex::new(Arc::new(|_| Fault::none())),
             accepted: AtomicU64::new(0),
             cut: watch::Sender::new(0),
+            stalled: Mutex::default(),
+            swallow: Mutex::default(),
         });
         let (stop, stopped) = watch::channel(());
         tokio::spawn(run(listener, shared.clone(), stopped));
@@ -179,16 +186,23 @@ impl Proxy {
 
     /// From now on each new connection has the fault chosen for it; they are counted from 0.
     pub fn choose(&self, choose: impl Fn(u64) -> Fault + Send + Sync + 'static) {
-        *self
-            .shared
-            .choose
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Arc::new(choose);
+        *lock(&self.shared.choose) = Arc::new(choose);
     }
 
     /// Cuts every open connection.
     pub fn cut_all(&self) {
         self.shared.cut.send_modify(|times| *times += 1);
+    }
+
+    /// Passes nothing on for so long, in neither direction; then everything, as it came.
+    pub fn stall_for(&self, time: Duration) {
+        let until = Instant::now() + time;
+        *lock(&self.shared.stalled) = Some(until);
+    }
+
+    /// The next that goes there and has these bytes in it does not arrive, and its connection is cut.
+    pub fn swallow(&self, bytes: impl Into<Bytes>) {
+        *lock(&self.shared.swallow) = Some(bytes.into());
     }
 
     /// How many connections there were.
@@ -221,10 +235,32 @@ async fn run(listener: TcpListener, shared: Arc<Shared>, mut stopped: watch::Rec
 
 impl Shared {
     fn fault(&self, number: u64) -> Fault {
-        let choose = self.choose.lock();
-        let choose = choose.unwrap_or_else(PoisonError::into_inner).clone();
+        let choose = lock(&self.choose).clone();
         choose(number)
     }
+
+    async fn while_stalled(&self) {
+        let until = *lock(&self.stalled);
+        if let Some(until) = until {
+            tokio::time::sleep_until(until).await;
+        }
+    }
+
+    /// Whether this is what is to be swallowed.
+    fn swallows(&self, bytes: &[u8]) -> bool {
+        let mut swallow = lock(&self.swallow);
+        let found = swallow
+            .as_ref()
+            .is_some_and(|one| bytes.windows(one.len()).any(|part| part == one));
+        if found {
+            *swallow = None;
+        }
+        found
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn pass(stream: TcpStream, shared: Arc<Shared>, fault: Fault) {
@@ -232,24 +268,29 @@ async fn pass(stream: TcpStream, shared: Arc<Shared>, fault: Fault) {
     tokio::select! {
         _ = cut.changed() => {}
         // A peer that goes away in the middle is what tests are about.
-        _ = pass_on(stream, shared.upstream, fault) => {}
+        _ = pass_on(stream, &shared, fault) => {}
     }
 }
 
-async fn pass_on(stream: TcpStream, upstream: SocketAddr, fault: Fault) -> io::Result<()> {
+async fn pass_on(stream: TcpStream, shared: &Shared, fault: Fault) -> io::Result<()> {
     match fault.accept {
         Accept::Pass => {}
         Accept::Close => return Ok(()),
         Accept::Reset => return stream.set_zero_linger(),
         Accept::Ignore => return std::future::pending().await,
     }
-    let behind = TcpStream::connect(upstream).await?;
+    let behind = TcpStream::connect(shared.upstream).await?;
     stream.set_nodelay(true)?;
     behind.set_nodelay(true)?;
     let ((near_read, near_write), (far_read, far_write)) =
         (stream.into_split(), behind.into_split());
-    let up = copy(near_read, far_write, fault.up);
-    let down = copy(far_read, near_write, fault.down);
+    let up = copy(
+        (near_read, far_write),
+        fault.up,
+        |bytes| shared.swallows(bytes),
+        shared,
+    );
+    let down = copy((far_read, near_write), fault.down, |_| false, shared);
     // Both, unless one of them ends everything: then the halves are dropped.
     let (up, down) = tokio::try_join!(up, down)?;
     drop((up, down));
@@ -259,7 +300,12 @@ async fn pass_on(stream: TcpStream, upstream: SocketAddr, fault: Fault) -> io::R
 type Halves = (OwnedReadHalf, OwnedWriteHalf);
 
 /// Passes one direction on to its end. An error ends the other direction too.
-async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, way: Way) -> io::Result<Halves> {
+async fn copy(
+    (mut from, mut to): Halves,
+    way: Way,
+    swallows: impl Fn(&[u8]) -> bool,
+    shared: &Shared,
+) -> io::Result<Halves> {
     let mut garbage = way.garbage.clone();
     let mut buffer = vec![0; 16 << 10];
     let mut passed = 0;
@@ -270,6 +316,10 @@ async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, way: Way) -> io::
         if n == 0 {
             to.shutdown().await?;
             return Ok((from, to));
+        }
+        shared.while_stalled().await;
+        if swallows(&buffer[..n]) {
+            return Err(io::Error::other("swallowed by the proxy"));
         }
         to.write_all(&std::mem::take(&mut garbage)).await?;
         if most == 0 {

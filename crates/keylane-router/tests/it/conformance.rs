@@ -5,6 +5,8 @@ pub(crate) mod activemq;
 mod bad;
 #[cfg(feature = "embedded")]
 mod embedded;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 #[cfg(feature = "sqs")]
 mod sqs;
 
@@ -43,6 +45,11 @@ fn router_on_a_locking_source() {
     be_a_router(|journal| bad::Bad::locking().open(&journal));
 }
 
+#[test]
+fn router_on_a_lending_source() {
+    be_a_router(|journal| bad::Bad::lending().open(&journal));
+}
+
 #[cfg(feature = "embedded")]
 #[test]
 fn router_on_the_embedded_queue() {
@@ -53,6 +60,24 @@ fn router_on_the_embedded_queue() {
 #[test]
 fn router_on_activemq() {
     be_a_router(|told| activemq::ActiveMqQueue::of_child(&told));
+}
+
+#[cfg(feature = "rabbitmq")]
+#[test]
+fn router_on_rabbitmq() {
+    be_a_router(|queue| rabbitmq::Rabbit::EXCLUSIVE.open(&queue));
+}
+
+#[cfg(feature = "rabbitmq")]
+#[test]
+fn router_on_a_quorum_queue_of_rabbitmq() {
+    be_a_router(|queue| rabbitmq::Rabbit::QUORUM.open(&queue));
+}
+
+#[cfg(feature = "rabbitmq")]
+#[test]
+fn router_on_rabbitmq_as_one_of_many() {
+    be_a_router(|queue| rabbitmq::Rabbit::PLAIN.open(&queue));
 }
 
 #[cfg(feature = "sqs")]
@@ -93,6 +118,11 @@ mod on_locking {
     keylane_router::conformance_tests!(super::bad::Bad::locking());
 }
 
+/// The same broker with leases and no return: keys are spilled while loans end.
+mod on_lending {
+    keylane_router::conformance_tests!(super::bad::Bad::lending());
+}
+
 #[cfg(feature = "embedded")]
 mod on_embedded {
     keylane_router::conformance_tests!(super::embedded::Embedded);
@@ -108,6 +138,24 @@ mod on_activemq {
 mod on_artemis {
     use super::activemq::{ActiveMq, Server};
     keylane_router::conformance_tests!(ActiveMq(Server::Artemis));
+}
+
+/// A classic queue with an exclusive consumer.
+#[cfg(feature = "rabbitmq")]
+mod on_rabbitmq {
+    keylane_router::conformance_tests!(super::rabbitmq::Rabbit::EXCLUSIVE);
+}
+
+/// A quorum queue with a single active consumer.
+#[cfg(feature = "rabbitmq")]
+mod on_rabbitmq_quorum {
+    keylane_router::conformance_tests!(super::rabbitmq::Rabbit::QUORUM);
+}
+
+/// A consumer like any other, which is not ordered across reconnect.
+#[cfg(feature = "rabbitmq")]
+mod on_rabbitmq_plain {
+    keylane_router::conformance_tests!(super::rabbitmq::Rabbit::PLAIN);
 }
 
 #[cfg(feature = "sqs")]

@@ -29,6 +29,7 @@ fn several(several: Several) -> &'static str {
 fn order(order: Order) -> &'static str {
     match order {
         Order::Kept => "kept",
+        Order::UntilReconnect => "until a reconnect",
         Order::AsItComes => "as they arrive",
         Order::NoKeys => "no",
     }

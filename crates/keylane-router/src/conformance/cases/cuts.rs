@@ -34,7 +34,7 @@ pub(super) async fn cut_while_renewing(rig: Rig) -> Result<Summary, End> {
         0 => Answer::delivered().after(lease * 3 / 2),
         _ => Answer::delivered(),
     });
-    let run = rig.start(setup).await?;
+    let run = rig.start_to_cut(setup).await?;
     for round in 0..rig.times {
         cut_in_round(&rig, &run, round, (Step::Renew, 1)).await?;
     }
@@ -46,7 +46,9 @@ pub(super) async fn cut_while_renewing(rig: Rig) -> Result<Summary, End> {
 async fn cut_at(rig: Rig, step: Step, among: u64) -> Result<Summary, End> {
     rig.needs_faults(&[Fault::Cut])?;
     let setup = Setup::new().patient();
-    let run = rig.start(setup.script(flaky(rig.chance.clone()))).await?;
+    let run = rig
+        .start_to_cut(setup.script(flaky(rig.chance.clone())))
+        .await?;
     for round in 0..rig.times {
         cut_in_round(&rig, &run, round, (step, among)).await?;
     }
@@ -94,7 +96,9 @@ pub(super) async fn broker_killed(rig: Rig) -> Result<Summary, End> {
 async fn broker_goes(rig: Rig, how: Fault) -> Result<Summary, End> {
     rig.needs_faults(&[how, Fault::Start])?;
     let setup = Setup::new().patient();
-    let run = rig.start(setup.script(flaky(rig.chance.clone()))).await?;
+    let run = rig
+        .start_to_cut(setup.script(flaky(rig.chance.clone())))
+        .await?;
     for round in 0..rig.times {
         let before = KEYS * (round * EACH) as usize;
         run.publish(&keys(KEYS), round * EACH..(round + 1) * EACH)

@@ -63,6 +63,19 @@ impl Bad {
         }
     }
 
+    /// With leases and nothing else: what has no room goes to the store, also while loans end.
+    pub(crate) fn lending() -> Self {
+        let features = Features {
+            kind: "lending",
+            lease: Some(Duration::from_millis(400)),
+            ..Self::new().features
+        };
+        Self {
+            features,
+            router: "router_on_a_lending_source",
+        }
+    }
+
     /// The queue that was written to this file: the broker of another process.
     pub(crate) fn open(&self, journal: &Path) -> BadQueue {
         let queue = self.made();

@@ -1,0 +1,226 @@
+//! A delivery of RabbitMQ as a message: its key, its headers, and what it is known by.
+
+use std::sync::Arc;
+
+use lapin::message::Delivery;
+use lapin::types::AMQPValue;
+
+use super::options::{IdentityFrom, Options};
+use crate::message::{BrokerId, Key};
+use crate::recent::Recent;
+
+/// The ordering key: of the first header that has one, else the routing key if that was asked for.
+pub(super) fn key(options: &Options, delivery: &Delivery) -> Option<Key> {
+    let mut blank = None;
+    if let Some(headers) = delivery.properties.headers() {
+        for name in &options.key_headers {
+            let Some(key) = headers.inner().get(name.as_str()).and_then(key_of) else {
+                continue;
+            };
+            if !key.as_bytes().trim_ascii().is_empty() {
+                return Some(key);
+            }
+            blank = Some(key);
+        }
+    }
+    let routing_key = delivery.routing_key.as_str();
+    if options.key_from_routing_key && !routing_key.is_empty() {
+        return Some(Key::from(routing_key));
+    }
+    blank
+}
+
+fn key_of(value: &AMQPValue) -> Option<Key> {
+    match value {
+        AMQPValue::LongString(text) => Some(Key::new(text.as_bytes())),
+        AMQPValue::ByteArray(bytes) => Some(Key::new(bytes.as_slice())),
+        other => text(other).map(Key::new),
+    }
+}
+
+/// Headers that are text or can be written as text, and the properties that targets ask for.
+pub(super) fn headers(delivery: &Delivery) -> Vec<(Arc<str>, Arc<str>)> {
+    let mut headers = Vec::new();
+    if let Some(table) = delivery.properties.headers() {
+        for (name, value) in table.inner() {
+            if let Some(value) = text(value) {
+                headers.push((name.as_str().into(), value.into()));
+            }
+        }
+    }
+    if let Some(kind) = delivery.properties.content_type() {
+        headers.push(("content-type".into(), kind.as_str().into()));
+    }
+    headers
+}
+
+fn text(value: &AMQPValue) -> Option<String> {
+    match value {
+        AMQPValue::LongString(text) => std::str::from_utf8(text.as_bytes()).ok().map(Into::into),
+        AMQPValue::ShortString(text) => Some(text.as_str().to_owned()),
+        AMQPValue::Boolean(value) => Some(value.to_string()),
+        AMQPValue::ShortShortInt(value) => Some(value.to_string()),
+        AMQPValue::ShortShortUInt(value) => Some(value.to_string()),
+        AMQPValue::ShortInt(value) => Some(value.to_string()),
+        AMQPValue::ShortUInt(value) => Some(value.to_string()),
+        AMQPValue::LongInt(value) => Some(value.to_string()),
+        AMQPValue::LongUInt(value) => Some(value.to_string()),
+        AMQPValue::LongLongInt(value) => Some(value.to_string()),
+        AMQPValue::Timestamp(value) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+/// Says what messages are known by.
+pub(super) struct Names {
+    from: IdentityFrom,
+    /// Begins the names of deliveries that have no other: never the same in another process.
+    own: String,
+    /// What was handed out lately, and over which link.
+    recent: Recent<u64>,
+    warned: bool,
+}
+
+/// Which delivery it was.
+#[derive(Clone, Copy)]
+pub(super) struct Which {
+    pub(super) link: u64,
+    pub(super) shard: usize,
+    pub(super) tag: u64,
+}
+
+impl Names {
+    pub(super) fn new(from: IdentityFrom) -> Self {
+        Self {
+            from,
+            own: format!("~{}", uuid::Uuid::now_v7().simple()),
+            recent: Recent::default(),
+            warned: false,
+        }
+    }
+
+    /// The name of a delivery. A `message-id` that is known is another message's if the broker has
+    /// never handed this one out before, or if it came over the same link, where nothing comes
+    /// twice. Then it gets a name of its own, so that neither is taken for the other and lost.
+    pub(super) fn name(&mut self, source: &str, delivery: &Delivery, which: Which) -> BrokerId {
+        let id = match self.from {
+            IdentityFrom::MessageId => delivery.properties.message_id().as_ref(),
+            IdentityFrom::Nothing => None,
+        };
+        let Some(id) = id.filter(|id| !id.as_str().is_empty()) else {
+            if self.from == IdentityFrom::MessageId {
+                self.warn(source, "a message has no `message-id`: should the connection be lost while it is out it counts as another message, and may be delivered twice; let the publisher set one");
+            }
+            return BrokerId::Text(self.own_name("", which));
+        };
+        let named = BrokerId::Text(id.as_str().into());
+        let twice = self
+            .recent
+            .get(&named)
+            .is_some_and(|link| !delivery.redelivered || *link == which.link);
+        if twice {
+            self.warn(source, "two messages have the same `message-id`: both are delivered, but which is which is not known when they come again; let the publisher set another for each, or set identity = \"none\"");
+            return BrokerId::Text(self.own_name(id.as_str(), which));
+        }
+        self.recent.add(named.clone(), which.link);
+        named
+    }
+
+    fn own_name(&self, id: &str, which: Which) -> Arc<str> {
+        let Which { link, shard, tag } = which;
+        format!("{id}{}.{link}.{shard}.{tag}", self.own).into()
+    }
+
+    fn warn(&mut self, source: &str, text: &str) {
+        if !self.warned {
+            self.warned = true;
+            tracing::warn!(source, "{text}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lapin::BasicProperties;
+    use lapin::types::FieldTable;
+
+    fn delivery(properties: BasicProperties, redelivered: bool) -> Delivery {
+        let mut delivery = Delivery::mock(1, "".into(), "rk".into(), redelivered, Vec::new());
+        delivery.properties = properties;
+        delivery
+    }
+
+    fn with_headers(pairs: &[(&str, AMQPValue)]) -> BasicProperties {
+        let mut table = FieldTable::default();
+        for (name, value) in pairs {
+            table.insert((*name).into(), value.clone());
+        }
+        BasicProperties::default().with_headers(table)
+    }
+
+    fn long(text: &str) -> AMQPValue {
+        AMQPValue::LongString(text.into())
+    }
+
+    #[test]
+    fn the_first_header_that_is_not_blank_is_the_key() {
+        let options = Options::new("amqp://localhost", "q");
+        let both = [("JMSXGroupID", long("jms")), ("x-group-id", long("own"))];
+        let own = delivery(with_headers(&both), false);
+        assert_eq!(key(&options, &own), Some(Key::from("own")));
+        let blank = [("JMSXGroupID", long("jms")), ("x-group-id", long(" "))];
+        let jms = delivery(with_headers(&blank), false);
+        assert_eq!(key(&options, &jms), Some(Key::from("jms")));
+        let number = [("x-group-id", AMQPValue::LongLongInt(42))];
+        let number = delivery(with_headers(&number), false);
+        assert_eq!(key(&options, &number), Some(Key::from("42")));
+    }
+
+    #[test]
+    fn the_routing_key_is_the_key_only_if_told_so() {
+        let mut options = Options::new("amqp://localhost", "q");
+        let none = delivery(BasicProperties::default(), false);
+        assert_eq!(key(&options, &none), None);
+        options.key_from_routing_key = true;
+        assert_eq!(key(&options, &none), Some(Key::from("rk")));
+    }
+
+    #[test]
+    fn a_message_that_comes_again_has_the_same_name_and_a_new_one_never_an_old_name() {
+        let mut names = Names::new(IdentityFrom::MessageId);
+        let which = |tag| Which {
+            link: tag,
+            shard: 0,
+            tag,
+        };
+        let with_id = || BasicProperties::default().with_message_id("a".into());
+        let first = names.name("s", &delivery(with_id(), false), which(1));
+        let again = names.name("s", &delivery(with_id(), true), which(2));
+        let other = names.name("s", &delivery(with_id(), false), which(3));
+        assert_eq!(first, again);
+        assert_ne!(first, other);
+        let beside = names.name("s", &delivery(with_id(), true), which(2));
+        assert_ne!(again, beside, "a link hands nothing out twice");
+        let nameless = |names: &mut Names, tag| {
+            let delivery = delivery(BasicProperties::default(), true);
+            names.name("s", &delivery, which(tag))
+        };
+        assert_ne!(nameless(&mut names, 4), nameless(&mut names, 5));
+    }
+
+    #[test]
+    fn without_identity_every_delivery_is_a_message_of_its_own() {
+        let mut names = Names::new(IdentityFrom::Nothing);
+        let mut name = |tag| {
+            let properties = BasicProperties::default().with_message_id("a".into());
+            let which = Which {
+                link: 1,
+                shard: 0,
+                tag,
+            };
+            names.name("s", &delivery(properties, true), which)
+        };
+        assert_ne!(name(1), name(2));
+    }
+}
