@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use aws_sdk_sqs::Client;
@@ -25,7 +25,7 @@ use keylane_router::plan::{Envelope, Plan, SourcePlan};
 use keylane_router::sqs::{Credentials, Options, SqsSource};
 
 const BODY: usize = 300;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 /// Of the load at which the way of one message is measured.
 const RATE: u64 = 100;
 
@@ -86,11 +86,13 @@ struct Seen {
     last: Mutex<HashMap<String, u64>>,
     out_of_order: AtomicU64,
     ways: Mutex<Vec<Duration>>,
+    first: OnceLock<Instant>,
 }
 
 impl Seen {
     /// A body: key, number, and when it was sent.
     fn note(&self, body: &str, began: Instant) {
+        self.first.get_or_init(Instant::now);
         let mut parts = body.split(' ');
         let key = parts.next().unwrap_or_default();
         let mut number = || parts.next().and_then(|part| part.parse().ok()).unwrap_or(0);
@@ -106,6 +108,12 @@ impl Seen {
         let way = began.elapsed().saturating_sub(Duration::from_nanos(sent));
         self.ways.lock().expect("no panic while locked").push(way);
         self.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// Messages a second since the first.
+    fn rate(&self) -> f64 {
+        let first = self.first.get().expect("there was one");
+        self.count.load(Ordering::Relaxed) as f64 / first.elapsed().as_secs_f64()
     }
 
     async fn all(&self, count: usize) {
@@ -250,18 +258,17 @@ impl Bench {
                 let queue = self.queue(end).await;
                 self.send(&queue, (0..messages).map(|n| (n, key(n)))).await;
                 let seen = Arc::new(Seen::default());
-                let begun = Instant::now();
                 if by_router {
                     let (router, db) = self.router(&queue, pollers, &seen).await;
                     self.done(&queue, &seen, messages).await;
-                    routed.push(messages as f64 / begun.elapsed().as_secs_f64());
+                    routed.push(seen.rate());
                     router.stop(Duration::from_secs(5)).await;
                     db.close().await;
                     out_of_order += seen.out_of_order.load(Ordering::Relaxed);
                 } else {
                     let _tasks = self.plain(&queue, pollers, &seen);
                     self.done(&queue, &seen, messages).await;
-                    plain.push(messages as f64 / begun.elapsed().as_secs_f64());
+                    plain.push(seen.rate());
                 }
             }
         }

@@ -5,8 +5,12 @@ pub(crate) mod front;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use keylane_router::conformance::share;
+use keylane_router::Router;
+use keylane_router::conformance::{MemoryStore, share};
+use keylane_router::dispatch::handler_fn;
 use keylane_router::message::Key;
+use keylane_router::outcome::Outcome;
+use keylane_router::plan::{Envelope, SourcePlan};
 use keylane_router::source::{Received, Room, SettleError, Settler, Source, SourceError};
 use keylane_router::sqs::{Credentials, Options, Receipt, SqsSource};
 use keylane_router::testing::Proxy;
@@ -503,4 +507,35 @@ async fn polls_that_fail_together_are_one_failure() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!((1..=2).contains(&failures), "{failures} failures");
+}
+
+#[tokio::test]
+async fn what_is_settled_together_is_deleted_together() {
+    let _shared = share("sqs");
+    let stand = stand!("", {});
+    stand.send(&["a"; 200]).await;
+    let raw = Envelope::Raw {
+        pool: "default".into(),
+        target: "http://target.invalid/".into(),
+    };
+    let plan = SourcePlan {
+        envelope: raw,
+        ..SourcePlan::custom()
+    };
+    let router = Router::builder()
+        .store(MemoryStore::default())
+        .dispatch(handler_fn(|_| async { Outcome::Delivered }))
+        .start()
+        .await
+        .unwrap();
+    router.add_source("s", stand.source(), plan).unwrap();
+    while stand.left().await > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    router.stop(Duration::from_secs(5)).await;
+    let deletes = stand.front.calls("DeleteMessageBatch").len();
+    assert!(
+        (20..=40).contains(&deletes),
+        "{deletes} deletes for 200 messages"
+    );
 }
