@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use keylane_router::activemq::ActiveMqSource;
-use keylane_router::plan::{SourceKind, SourcePlan};
+use keylane_router::plan::{Instances, SourceKind, SourcePlan};
 use keylane_router::{Router, StartError};
 
 /// Whether a source of this kind reads a broker's queue, and not one of ours.
@@ -16,7 +16,8 @@ pub(crate) fn is_one(kind: &SourceKind) -> bool {
 pub(crate) fn connect(router: &Router, name: Arc<str>, plan: SourcePlan) -> Result<(), StartError> {
     match plan.kind.clone() {
         SourceKind::Embedded { .. } | SourceKind::Custom => Ok(()),
-        SourceKind::Activemq(options) => {
+        SourceKind::Activemq(mut options) => {
+            options.alone = plan.instances == Instances::One;
             let source = ActiveMqSource::new(name.clone(), options);
             router.add_source(name, source, plan)
         }
