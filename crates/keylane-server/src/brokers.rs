@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use keylane_router::Router;
 use keylane_router::activemq::ActiveMqSource;
-use keylane_router::plan::{SourceKind, SourcePlan};
+use keylane_router::plan::{Instances, SourceKind, SourcePlan};
 use keylane_router::sqs::SqsSource;
 
 use crate::sources::SourceError;
@@ -34,7 +34,8 @@ pub(crate) async fn connect(
             checked.map_err(|error| SourceError::Broker(error.to_string()))?;
             Ok(router.add_source(name, source, plan)?)
         }
-        SourceKind::Activemq(options) => {
+        SourceKind::Activemq(mut options) => {
+            options.alone = plan.instances == Instances::One;
             let source = ActiveMqSource::new(name.clone(), options);
             Ok(router.add_source(name, source, plan)?)
         }
