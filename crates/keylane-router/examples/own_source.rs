@@ -45,6 +45,7 @@ const FEATURES: Features = Features {
     key_lock: false,
     dead_letter: false,
     lease: None,
+    longest_loan: None,
     confirmed_acks: true,
     positions: true,
     keyless_serial: true,

@@ -19,12 +19,13 @@ use crate::health::Trouble;
 use crate::jitter;
 use crate::lane::{LaneId, any_source};
 use crate::lease::{Book, Lease, Lost, Terms};
-use crate::message::{BrokerId, Message};
+use crate::message::{BrokerId, Key, Message};
+use crate::one_pool::OnePool;
 use crate::parse::{self, Malformed};
 use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
 use crate::pool::{FULL_FOR, NotPut, Pool, Pushed};
 use crate::recent::Recent;
-use crate::renew::{Due, Leases, Renewals};
+use crate::renew::{Due, Leases, OnLoan, Renewals};
 use crate::room::{Place, Room as Shares, Share};
 use crate::router::Inner;
 use crate::source::{Features, Received, Room, SettleError, Settler, Source, SourceError};
@@ -122,6 +123,8 @@ pub(crate) fn start<S: Source>(
         settler: source.settler(),
         held: held.clone(),
         terms,
+        longest_loan: features.longest_loan,
+        returns: features.returns(),
         router: router.clone(),
     });
     let settled = tasks.spawn(async move {
@@ -159,6 +162,7 @@ pub(crate) fn start<S: Source>(
         router,
         stop: stop.clone(),
         counters: HashMap::new(),
+        one_pool: features.key_lock.then(OnePool::default),
         target: "".into(),
     };
     tasks.spawn(async move {
@@ -237,6 +241,8 @@ struct Entry<R> {
     /// How often it came: what was asked about an older receipt says nothing of the newest.
     came: u64,
     lease: Option<Arc<Lease>>,
+    /// Since when it is out, at the earliest.
+    lent: Duration,
     counters: Arc<Counters>,
     /// Its lane, and what it takes of that lane's share.
     place: Arc<Place>,
@@ -300,6 +306,7 @@ impl<R: Clone> Held<R> {
             };
             entry.receipt = received.receipt.clone();
             entry.came += 1;
+            entry.lent = lent;
             if let Some(lease) = &entry.lease {
                 lease.begin(lent);
             }
@@ -425,10 +432,11 @@ impl<R: Clone + Send + Sync + 'static> Leases<R> for Held<R> {
 
     // Not by an index: what is out is no more than a window, and it is looked at a few times in
     // the length of a lease.
-    fn look(&self, mut at: impl FnMut(&Arc<Lease>, &dyn Fn() -> Due<R>)) {
+    fn look(&self, mut at: impl FnMut(&OnLoan<'_>, &dyn Fn() -> Due<R>)) {
         for (id, entry) in &self.lock().table {
             let Some(lease) = &entry.lease else { continue };
-            at(lease, &|| Due {
+            let lent = entry.lent;
+            at(&OnLoan { lease, lent }, &|| Due {
                 id: id.clone(),
                 came: entry.came,
                 receipt: entry.receipt.clone(),
@@ -546,6 +554,8 @@ struct Consume<S: Source> {
     router: Arc<Inner>,
     stop: CancellationToken,
     counters: HashMap<Arc<str>, Arc<Counters>>,
+    /// Where the broker locks keys.
+    one_pool: Option<OnePool>,
     /// The last message's: most have the same, and it is kept once for them.
     target: Arc<str>,
 }
@@ -631,6 +641,9 @@ impl<S: Source> Consume<S> {
     async fn take_batch(&mut self, batch: Vec<Received<S::Receipt>>, lent: Duration) {
         let mut refused = HashSet::new();
         self.router.alarm.wake();
+        if let Some(one_pool) = &mut self.one_pool {
+            one_pool.begin();
+        }
         let known = self.held.come_again(&batch, lent);
         for (received, known) in batch.into_iter().zip(known) {
             // A batch may have the same message twice.
@@ -672,6 +685,9 @@ impl<S: Source> Consume<S> {
             .router
             .routes
             .route(code, lane_of, &self.router.counters);
+        if let Some(key) = &key {
+            self.warn_of_two_pools(key, &pool.name);
+        }
         let counters = self.counters_of(&pool);
         let terms = self.terms.clone();
         let lease = terms.map(|terms| Lease::new(terms, lent));
@@ -685,6 +701,7 @@ impl<S: Source> Consume<S> {
             receipt: received.receipt.clone(),
             came: 0,
             lease: lease.clone(),
+            lent,
             counters: counters.clone(),
             place,
             bytes,
@@ -707,7 +724,20 @@ impl<S: Source> Consume<S> {
         (pool, delivery)
     }
 
-    fn lane(&self, scope: LaneScope, key: Option<&crate::message::Key>, id: &BrokerId) -> LaneId {
+    /// A broker that locks keys hands out nothing more of one while anything of it is out: pools
+    /// that share a key wait for each other.
+    fn warn_of_two_pools(&mut self, key: &Key, pool: &Arc<str>) {
+        let one_pool = self.one_pool.as_mut();
+        if let Some(other) = one_pool.and_then(|one_pool| one_pool.goes_to(key, pool)) {
+            tracing::warn!(
+                source = &*self.name,
+                %key,
+                "messages of one key go to the pools `{other}` and `{pool}`: the source hands out no more of a key before all of it is settled, so each of them waits for the other; send a key to one pool"
+            );
+        }
+    }
+
+    fn lane(&self, scope: LaneScope, key: Option<&Key>, id: &BrokerId) -> LaneId {
         let source = match scope {
             LaneScope::Source => self.name.clone(),
             LaneScope::Pool => any_source(),

@@ -20,6 +20,7 @@ mod jitter;
 mod lane;
 pub mod lease;
 pub mod message;
+mod one_pool;
 pub mod outcome;
 pub mod parse;
 pub mod plan;

@@ -222,6 +222,9 @@ pub enum SourceKind {
         /// The queue's name.
         queue: Arc<str>,
     },
+    /// A queue of Amazon SQS.
+    #[cfg(feature = "sqs")]
+    Sqs(crate::sqs::Options),
     /// A source handed to the builder by the embedding program.
     Custom,
 }

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::health::Trouble;
 use crate::jitter;
@@ -9,6 +10,7 @@ use crate::lease::{Lease, Terms};
 use crate::message::BrokerId;
 use crate::router::Inner;
 use crate::source::{SettleError, Settler};
+use crate::spill::Over;
 
 /// How often leases are looked at in their length. What has less than half of it left is renewed,
 /// so more than a third is left whenever that begins.
@@ -23,10 +25,17 @@ pub(crate) trait Leases<R>: Send + Sync + 'static {
     /// Waits until it is doubtful whether what is out is still lent.
     fn doubted(&self) -> impl Future<Output = ()> + Send;
     /// Looks at every lease, with a way to renew it.
-    fn look(&self, at: impl FnMut(&Arc<Lease>, &dyn Fn() -> Due<R>));
+    fn look(&self, at: impl FnMut(&OnLoan<'_>, &dyn Fn() -> Due<R>));
     /// Hands out the lease that was to be renewed, unless its message was settled or came again
     /// meanwhile.
     fn renewed(&self, due: &Due<R>, with: impl FnOnce(&Arc<Lease>));
+}
+
+/// A message that is out.
+pub(crate) struct OnLoan<'a> {
+    pub(crate) lease: &'a Arc<Lease>,
+    /// Since when, at the earliest.
+    pub(crate) lent: Duration,
 }
 
 /// A lease that is to be renewed.
@@ -42,6 +51,9 @@ pub(crate) struct Renewals<T: Settler, H> {
     pub(crate) settler: T,
     pub(crate) held: Arc<H>,
     pub(crate) terms: Arc<Terms>,
+    pub(crate) longest_loan: Option<Duration>,
+    /// Whether the source takes messages back in order and with a delay.
+    pub(crate) returns: bool,
     pub(crate) router: Arc<Inner>,
 }
 
@@ -66,16 +78,35 @@ impl<T: Settler, H: Leases<T::Receipt>> Renewals<T, H> {
     fn look(&self, doubted: bool) -> Vec<Due<T::Receipt>> {
         let mut due = Vec::new();
         let mut lost = Vec::new();
-        self.held.look(|lease, to_renew| {
-            let left = lease.left();
+        let mut old = Vec::new();
+        let now = self.terms.clock.now();
+        self.held.look(|out, to_renew| {
+            let left = out.lease.left();
             if left.is_zero() {
-                lost.push(lease.clone());
+                lost.push(out.lease.clone());
+            } else if self.is_old(now.saturating_sub(out.lent)) {
+                old.push(out.lease.clone());
             } else if doubted || left < self.terms.length / 2 {
                 due.push(to_renew());
             }
         });
         lost.iter().for_each(take_out);
+        old.iter().for_each(|lease| self.give_back(lease));
         due
+    }
+
+    /// Whether what was out for so long cannot be renewed once more, and be given back after that.
+    fn is_old(&self, out_for: Duration) -> bool {
+        let longest = self.longest_loan;
+        longest.is_some_and(|longest| out_for + 2 * self.terms.length > longest)
+    }
+
+    /// The lane goes back to its source whole, where that takes it in order; elsewhere the loan ends
+    /// by itself.
+    fn give_back(&self, lease: &Arc<Lease>) {
+        if let Some((pool, lane)) = lease.lane().filter(|_| self.returns) {
+            pool.overflow(&lane, Over::Return);
+        }
     }
 
     async fn renew(&self, due: Vec<Due<T::Receipt>>) {

@@ -426,7 +426,7 @@ fn check_source(
     features: &Features,
     source: &SourcePlan,
 ) -> Result<(), StartError> {
-    let returns = features.ordered_return && features.delayed_return;
+    let returns = features.returns();
     let no_spill = no_spill(features, source);
     for (pool, pool_plan) in &plan.pools {
         let asked = [
@@ -469,7 +469,7 @@ fn no_spill(features: &Features, source: &SourcePlan) -> Option<&'static str> {
 
 /// What a source can do; unset, a lane that is over goes back if it can, else to the store.
 fn ability(features: &Features, source: &SourcePlan) -> Ability {
-    let returns = features.ordered_return && features.delayed_return;
+    let returns = features.returns();
     let overflow = match no_spill(features, source) {
         _ if returns => Overflow::Return,
         None => Overflow::Spill,

@@ -138,6 +138,9 @@ pub struct Features {
     pub dead_letter: bool,
     /// How long a loan lasts without renewal; `None` while the connection (or process) lives.
     pub lease: Option<Duration>,
+    /// How long a message may be out in all, whatever is renewed; `None` = for ever. What is out for
+    /// nearly so long goes back, with everything behind it, where the source takes it in order.
+    pub longest_loan: Option<Duration>,
     /// When an ack is answered it took effect. Otherwise it may be lost on its way, and what was
     /// acked is remembered for a while.
     pub confirmed_acks: bool,
@@ -164,11 +167,17 @@ impl Features {
             key_lock: false,
             dead_letter: false,
             lease: None,
+            longest_loan: None,
             confirmed_acks: false,
             positions: false,
             keyless_serial: false,
             several: Several::Nothing,
         }
+    }
+
+    /// Whether messages can be given back so that they come again in order, and later.
+    pub fn returns(&self) -> bool {
+        self.ordered_return && self.delayed_return
     }
 }
 

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use keylane_router::Router;
 use keylane_router::plan::{SourceKind, SourcePlan};
-use keylane_router::{Router, StartError};
+use keylane_router::sqs::SqsSource;
+
+use crate::sources::SourceError;
 
 /// Whether a source of this kind reads a broker's queue, and not one of ours.
 pub(crate) fn is_one(kind: &SourceKind) -> bool {
@@ -12,12 +15,23 @@ pub(crate) fn is_one(kind: &SourceKind) -> bool {
 
 /// Has the router read the queue. A broker that is away at the moment is no error: the source
 /// connects when it can, and says so.
-pub(crate) fn connect(
-    _router: &Router,
-    _name: Arc<str>,
+pub(crate) async fn connect(
+    router: &Router,
+    name: Arc<str>,
     plan: SourcePlan,
-) -> Result<(), StartError> {
-    match plan.kind {
+) -> Result<(), SourceError> {
+    match plan.kind.clone() {
         SourceKind::Embedded { .. } | SourceKind::Custom => Ok(()),
+        SourceKind::Sqs(options) => {
+            let source = SqsSource::new(name.clone(), options);
+            let mut source = source.map_err(|problems| {
+                let problems = problems.iter().map(ToString::to_string);
+                let problems = problems.collect::<Vec<_>>().join("; ");
+                SourceError::Broker(format!("source `{name}`: {problems}"))
+            })?;
+            let checked = source.check().await;
+            checked.map_err(|error| SourceError::Broker(error.to_string()))?;
+            Ok(router.add_source(name, source, plan)?)
+        }
     }
 }

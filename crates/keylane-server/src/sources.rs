@@ -46,6 +46,9 @@ pub(crate) enum SourceError {
     /// Its source would need a name that is taken.
     #[error("source `{0}` reads another queue; configure a source that reads queue `{0}`")]
     Taken(Arc<str>),
+    /// The broker's queue must not be read as it is.
+    #[error("{0}")]
+    Broker(String),
     /// It could not be made.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -177,7 +180,7 @@ impl Sources {
         if self.readers().values().any(|other| other.source == name) {
             return Err(SourceError::Taken(name));
         }
-        brokers::connect(&self.router, name.clone(), plan.clone())?;
+        brokers::connect(&self.router, name.clone(), plan.clone()).await?;
         self.connected().insert(name, plan);
         Ok(())
     }

@@ -28,6 +28,7 @@ const VERBS: &str = "crates/keylane-router/src/verbs.rs";
 const PARSE: &str = "crates/keylane-router/src/parse/mod.rs";
 const HEALTH: &str = "crates/keylane-router/src/health.rs";
 
+const SQS_SETTLE: &str = "crates/keylane-router/src/sqs/settle.rs";
 const SHELF: &str = "crates/keylane-router/src/embedded/shelf.rs";
 const EMBEDDED_SOURCE: &str = "crates/keylane-router/src/embedded/source.rs";
 const EMBEDDED_LOCK: &str = "crates/keylane-router/src/embedded/lock.rs";
@@ -50,6 +51,14 @@ const EMBEDDED_SHELF: TestRun = TestRun {
 };
 
 const HISTORY_CHECK: &str = "crates/keylane-router/src/history/check/mod.rs";
+
+/// The plain parts of the SQS source.
+const SQS: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "sqs::",
+    env: &[],
+};
 
 /// The checker of histories.
 const CHECKED: TestRun = TestRun {
@@ -826,8 +835,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "return-is-taken-anywhere",
         invariant: "R5",
         file: ROUTER,
-        find: "    let returns = features.ordered_return && features.delayed_return;\n    let no_spill",
-        replace: "    let returns = features.ordered_return || !features.ordered_return;\n    let no_spill",
+        find: "    let returns = features.returns();\n    let no_spill",
+        replace: "    let returns = features.returns() || true;\n    let no_spill",
         test: CONFORMS,
     },
     Mutation {
@@ -1237,6 +1246,30 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "            if lost.delivered {\n",
         replace: "            if lost.delivered && false {\n",
         test: LEASES,
+    },
+    Mutation {
+        name: "longest-loan-is-not-looked-at",
+        invariant: "R12",
+        file: RENEW,
+        find: "longest.is_some_and(|longest| out_for + 2 * self.terms.length > longest)",
+        replace: "longest.is_some_and(|longest| out_for > longest * 2)",
+        test: LEASES,
+    },
+    Mutation {
+        name: "sqs-deletes-of-a-key-side-by-side",
+        invariant: "R15",
+        file: SQS_SETTLE,
+        find: "and_then(|key| last.insert(key, n));",
+        replace: "and_then(|key| last.insert(key, n)).filter(|_| false);",
+        test: SQS,
+    },
+    Mutation {
+        name: "sqs-expired-handle-is-tried-again",
+        invariant: "R12",
+        file: SQS_SETTLE,
+        find: "error.text.contains(\"expired\")",
+        replace: "error.text.contains(\"nothing\")",
+        test: SQS,
     },
     Mutation {
         name: "lane-scope-changes-at-once",

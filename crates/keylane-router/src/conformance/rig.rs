@@ -149,7 +149,7 @@ impl Rig {
     }
 
     pub(super) fn returns(&self) -> bool {
-        self.features.ordered_return && self.features.delayed_return
+        self.features.returns()
     }
 
     /// A number below `end`.

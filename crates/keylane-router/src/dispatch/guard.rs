@@ -55,6 +55,8 @@ impl Guard {
         let mut sources = sources.unwrap_or_else(PoisonError::into_inner);
         let local = match kind {
             SourceKind::Embedded { .. } | SourceKind::Custom => true,
+            #[cfg(feature = "sqs")]
+            SourceKind::Sqs(_) => false,
         };
         match local {
             true => sources.insert(name.clone()),

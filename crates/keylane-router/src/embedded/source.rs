@@ -33,6 +33,7 @@ pub const DECLARED: Declared = Declared {
         key_lock: true,
         dead_letter: false,
         lease: None,
+        longest_loan: None,
         confirmed_acks: true,
         positions: true,
         keyless_serial: true,

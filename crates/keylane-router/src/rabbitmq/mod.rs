@@ -38,6 +38,7 @@ pub const DECLARED: Declared = Declared {
         key_lock: false,
         dead_letter: false,
         lease: Some(Duration::from_secs(10)),
+        longest_loan: Some(Duration::from_secs(30 * 60)),
         confirmed_acks: false,
         positions: false,
         keyless_serial: false,
@@ -54,6 +55,7 @@ pub fn features(options: &Options) -> Features {
         identity: options.identity == IdentityFrom::MessageId,
         dead_letter: options.dead_letter == DeadLetterTo::Broker,
         lease: Some(options.lease()),
+        longest_loan: (!options.consumer_timeout.is_zero()).then_some(options.consumer_timeout),
         order: match ordered {
             true => Order::Kept,
             false => Order::UntilReconnect,

@@ -40,6 +40,7 @@ pub const FIFO: Declared = Declared {
         key_lock: true,
         dead_letter: false,
         lease: Some(Duration::from_millis(22_500)),
+        longest_loan: Some(options::LONGEST_LOAN),
         confirmed_acks: true,
         positions: true,
         keyless_serial: true,

@@ -8,6 +8,7 @@ mod failure_table;
 mod faults;
 mod lease_model;
 mod leases;
+mod log;
 mod order;
 mod origins;
 mod pools;

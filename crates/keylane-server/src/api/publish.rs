@@ -111,7 +111,7 @@ fn no_queue(error: &SourceError) -> Problem {
             Problem::new(StatusCode::NOT_FOUND, "unknown-queue", title, text)
         }
         SourceError::Name(_) => Problem::bad_request(text),
-        SourceError::Store(_) | SourceError::Start(_) => {
+        SourceError::Store(_) | SourceError::Start(_) | SourceError::Broker(_) => {
             Problem::unavailable("store", "The queue cannot be made", text)
         }
     }

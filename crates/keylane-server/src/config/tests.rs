@@ -227,7 +227,7 @@ fn a_value_where_a_table_belongs_is_an_error() {
 
 #[test]
 fn brokers_that_are_not_built_in_are_refused_by_name() {
-    for broker in ["sqs", "rabbitmq", "activemq", "pulsar", "kafka"] {
+    for broker in ["rabbitmq", "activemq", "pulsar", "kafka"] {
         let text = format!("[sources.s]\ntype = \"{broker}\"\n");
         let expected = format!(
             "my.toml:2: sources.s.type: \"{broker}\" is not allowed; reading from {broker} is not built into this version"
@@ -352,4 +352,52 @@ fn the_example_for_those_who_come_from_flowcatalyst_is_right() {
     assert_eq!(pool.cascade, Cascade::Batch);
     assert_eq!(pool.drain, None);
     assert_eq!(pool.lane_capacity.get(), 500);
+}
+
+#[test]
+fn the_documented_options_of_sqs_are_its_own_defaults() {
+    let config = load("[sources.x]\ntype = \"sqs\"");
+    let kind = SourceKind::Sqs(keylane_router::sqs::Options::new("x"));
+    assert_eq!(config.plan.sources["x"].kind, kind);
+}
+
+#[test]
+fn options_of_sqs_that_do_not_fit_are_named() {
+    let wrong = wrong(
+        r#"
+        [sources.a]
+        type = "sqs"
+        queue = "orders.fifo"
+        key = "group-id"
+        visibility_timeout = "20s"
+        access_key_id = "AKIA"
+        accept_redrive = "perhaps"
+        "#,
+    );
+    for part in [
+        "sources.a.key: it is for standard queues",
+        "sources.a.wait_time: 20s is more than three quarters of visibility_timeout",
+        "sources.a.secret_access_key: access_key_id is set",
+        "sources.a.accept_redrive: \"perhaps\" is not allowed; give true or false",
+    ] {
+        assert!(
+            wrong.iter().any(|text| text.contains(part)),
+            "{part}: {wrong:?}"
+        );
+    }
+    assert_eq!(wrong.len(), 4, "{wrong:?}");
+}
+
+#[test]
+fn the_secret_of_sqs_is_not_shown() {
+    let config = load(
+        r#"
+        [sources.a]
+        type = "sqs"
+        access_key_id = "AKIA"
+        secret_access_key = "hush"
+        "#,
+    );
+    let shown = format!("{:?} {:?}", config.plan, config.settings);
+    assert!(shown.contains("AKIA") && !shown.contains("hush"), "{shown}");
 }

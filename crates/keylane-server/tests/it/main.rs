@@ -13,6 +13,7 @@ mod reload;
 mod secrets;
 mod seed;
 mod server;
+mod sqs;
 mod standby;
 mod start;
 mod stop;

@@ -215,6 +215,7 @@ pub(crate) fn features(lease: Duration) -> Features {
         key_lock: true,
         dead_letter: false,
         lease: Some(lease),
+        longest_loan: None,
         confirmed_acks: true,
         positions: true,
         keyless_serial: true,

@@ -499,3 +499,48 @@ async fn r12_a_request_is_not_written_when_the_lease_ended_while_its_connection_
     assert_eq!(top.counters().attempts_failed.get(), 0);
     assert_eq!(target.recorder().requests().len(), 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_was_out_for_nearly_as_long_as_it_may_be_goes_back_whole_and_in_order() {
+    let longest = LEASE * 20;
+    let top = leased(|source| source.returning().longest(longest)).await;
+    let hours = Duration::from_secs(36_000);
+    top.target.answer(1, busy(hours));
+    for _ in 0..2 {
+        // Also when it came again: that is another loan.
+        let (begun, before) = (Instant::now(), top.feeder.all_settled().len());
+        top.feed([1, 2, 3]);
+        tokio::time::sleep(longest - LEASE * 3).await;
+        assert_eq!(top.feeder.all_settled().len(), before);
+        let settled = top.feeder.settled(before + 3).await;
+        assert!(begun.elapsed() < longest - LEASE * 3 / 2);
+        let returned: Vec<u64> = settled[before..]
+            .iter()
+            .map(|settled| match settled {
+                Settled::Returned(id, _) => *id,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(returned, [1, 2, 3]);
+    }
+    // Nothing was lost, and nothing called but the head.
+    assert_eq!(top.counters().lost_leases.get(), 0);
+    assert_eq!(top.target.calls(), [1, 1]);
+    top.balances();
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_nothing_goes_back_in_order_the_longest_loan_ends_by_itself() {
+    let longest = LEASE * 20;
+    let top = leased(|source| source.longest(longest)).await;
+    top.target.answer(1, busy(Duration::from_secs(36_000)));
+    top.feed([1]);
+    top.called(&[1]).await;
+    let begun = Instant::now();
+    tokio::time::sleep(longest).await;
+    top.lost(1).await;
+    let last = *top.renewed(1).last().expect("it was renewed before");
+    assert!(last - begun < longest - LEASE, "renewed for too long");
+    assert!(top.feeder.all_settled().is_empty());
+    top.nothing_is_held().await;
+}

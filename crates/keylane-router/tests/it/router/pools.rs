@@ -15,7 +15,8 @@ use keylane_router::testing::{Answer, Request, fixed};
 use keylane_router::{Router, StartError};
 use tokio::sync::Semaphore;
 
-use super::test_source::{Fed, test_source};
+use super::log::Log;
+use super::test_source::{Fed, TestSource, test_source};
 use super::top::{Top, ill_while, quick_plan, until};
 
 fn pool(plan: &mut Plan) -> &mut PoolPlan {
@@ -517,6 +518,44 @@ async fn r11_a_parked_key_is_not_overtaken_after_a_restart_with_another_scope_of
         let messages: Vec<u64> = parked.iter().map(|lane| lane.messages).collect();
         assert_eq!(messages, [3], "{before:?}: the key is parked in two places");
     }
+}
+
+/// What is logged when a key's messages go to two pools, again and again.
+async fn logged_of_two_pools(of: impl FnOnce(TestSource) -> TestSource) -> Vec<String> {
+    let (log, _here) = Log::start();
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Default::default()).unwrap();
+    let mut plan = quick_plan();
+    plan.pools.insert("mail".into(), PoolPlan::default());
+    let (source, feeder) = test_source("t");
+    let router = Router::builder()
+        .plan(plan)
+        .store(db.store())
+        .dispatch(handler_fn(|_| async { Outcome::Delivered }))
+        .source("t", of(source))
+        .start()
+        .await
+        .unwrap();
+    for round in 0..3 {
+        let fed = |(n, pool): (u64, &str)| Fed {
+            id: 10 * round + n,
+            key: Some("customer-7"),
+            body: format!(r#"{{"poolCode":"{pool}","mediationTarget":"http://127.0.0.1:1/"}}"#),
+        };
+        feeder.feed([(0, "default"), (1, "mail")].map(fed).into());
+        feeder.settled(2 * (round as usize + 1)).await;
+    }
+    router.stop(Duration::from_secs(5)).await;
+    log.with("customer-7")
+}
+
+#[tokio::test]
+async fn a_key_in_two_pools_is_warned_of_once_where_the_source_locks_keys() {
+    let lines = logged_of_two_pools(TestSource::locking).await;
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("`default` and `mail`"), "{lines:?}");
+    let elsewhere = logged_of_two_pools(|source| source).await;
+    assert!(elsewhere.is_empty(), "{elsewhere:?}");
 }
 
 /// One run after the other on one file, each with these pools beside `default`; every message fails

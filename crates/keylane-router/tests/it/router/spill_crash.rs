@@ -14,13 +14,16 @@ use keylane_router::embedded::{Db, Options};
 use keylane_router::history::{self, By, Event, EventKind, Recorder};
 use keylane_router::message::Message;
 use keylane_router::outcome::{Outcome, Reason};
-use keylane_router::store::Store;
+use keylane_router::plan::OnExhausted;
+use keylane_router::store::{LaneName, Store};
 use std::num::NonZeroUsize;
 
 use super::broker::{Broker, Sent, name, window};
 use super::top::{quick_plan, until};
 
 const FOLDER: &str = "KEYLANE_TEST_FOLDER";
+/// The key `bad` fails for good and is parked; in the last run an operator replays it.
+const PARKING: &str = "KEYLANE_TEST_PARKING";
 const EACH: u64 = 12;
 const CONCURRENCY: u64 = 4;
 
@@ -41,8 +44,11 @@ fn messages() -> Vec<Sent> {
     sent
 }
 
-/// Fails the first two attempts of every message of `bad`, takes long with the first of `slow`.
-struct Target(Arc<Recorder>);
+/// Fails so many attempts of every message of `bad`, takes long with the first of `slow`.
+struct Target {
+    history: Arc<Recorder>,
+    fails: u32,
+}
 
 impl Target {
     fn note(&self, message: &Message, attempt: u32, kind: EventKind, outcome: Option<&str>) {
@@ -51,7 +57,7 @@ impl Target {
         if let Some(outcome) = outcome {
             event = event.outcome(outcome);
         }
-        self.0.record(event.id(message.id.clone())).unwrap();
+        self.history.record(event.id(message.id.clone())).unwrap();
     }
 }
 
@@ -59,7 +65,7 @@ impl Dispatch for Target {
     async fn attempt<'a>(&'a self, message: &'a Message, attempt: &'a Attempt) -> Outcome {
         let number = attempt.number;
         self.note(message, number, EventKind::Start, None);
-        if message.id.starts_with("bad/") && number <= 2 {
+        if message.id.starts_with("bad/") && number <= self.fails {
             self.note(message, number, EventKind::End, Some("failed"));
             return Outcome::Failed(Reason::default());
         }
@@ -97,28 +103,53 @@ async fn deliver_all(folder: &Path) {
     pool.lane_capacity = NonZeroUsize::new(5).unwrap();
     pool.retry.max_attempts = NonZeroUsize::new(5).unwrap();
     plan.sources.insert("s".into(), window(8));
+    let parking = std::env::var_os(PARKING).is_some();
+    let last = std::env::var_os("KEYLANE_FAULT").is_none();
+    if parking {
+        pool.on_exhausted = Some(OnExhausted::Park);
+        pool.retry.max_attempts = NonZeroUsize::MIN;
+    }
+    let target = Target {
+        history: history.clone(),
+        fails: match (parking, last) {
+            (false, _) => 2,
+            (true, false) => u32::MAX,
+            (true, true) => 0,
+        },
+    };
     let router = Router::builder()
         .plan(plan)
         .store(db.store())
-        .history(history.clone())
-        .dispatch(Target(history))
+        .history(history)
+        .dispatch(target)
         .source("s", broker.source("s"));
     let router = router.start().await.unwrap();
-    until("all is delivered", || {
-        broker.is_empty() && db.store().parked().is_empty()
+    if parking && last {
+        let lane = LaneName::keyed("s", "default", "bad");
+        let by = keylane_router::By {
+            who: "test".to_owned(),
+            why: "test".to_owned(),
+        };
+        router.replay(lane, by).await.unwrap();
+    }
+    until("all is delivered, or parked", || {
+        broker.is_empty() && (parking && !last || db.store().parked().is_empty())
     })
     .await;
     router.stop(Duration::from_secs(5)).await;
     db.close().await;
 }
 
-fn run(folder: &Path, fault: Option<&str>) -> ExitStatus {
+fn run(folder: &Path, parking: bool, fault: Option<&str>) -> ExitStatus {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child
         .args(["--exact", "router::spill_crash::the_process_that_dies"])
         .args(["--ignored", "--test-threads", "1"])
         .env(FOLDER, folder)
         .env_remove("KEYLANE_FAULT");
+    if parking {
+        child.env(PARKING, "yes");
+    }
     if let Some(fault) = fault {
         child.env("KEYLANE_FAULT", fault);
     }
@@ -132,6 +163,17 @@ fn run(folder: &Path, fault: Option<&str>) -> ExitStatus {
 
 /// Dies at these steps, one after the other, then runs to the end.
 fn dies_at(faults: &[&str]) {
+    dies(false, faults);
+}
+
+/// Whether a step is reached is a matter of chance; that it can be is not.
+fn dies(parking: bool, faults: &[&str]) {
+    let reached = (0..20).any(|_| dies_once(parking, faults));
+    assert!(reached, "{} was never reached", faults[0]);
+}
+
+/// `false` when the first step was not reached.
+fn dies_once(parking: bool, faults: &[&str]) -> bool {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     let recorder = Recorder::to_file(path.join("history")).unwrap();
@@ -140,14 +182,21 @@ fn dies_at(faults: &[&str]) {
         let line = Event::of(key, sent.n, EventKind::Publish, By::Producer);
         recorder.record(line.id(name(&sent))).unwrap();
     }
-    for fault in faults {
-        let died = !run(path, Some(fault)).success();
-        assert!(died, "{fault} was never reached");
+    for (place, fault) in faults.iter().enumerate() {
+        let status = run(path, parking, Some(fault));
+        if status.success() {
+            // All was delivered, and nothing of it came by there.
+            match place {
+                0 => return false,
+                _ => break,
+            }
+        }
+        assert!(status.code().is_none(), "{fault}: {status}");
         for kind in [EventKind::Crash, EventKind::Restart] {
             recorder.record(Event::new(kind, By::Router)).unwrap();
         }
     }
-    run(path, None);
+    run(path, parking, None);
     let file = std::fs::File::open(path.join("history")).unwrap();
     let mut history = history::History::default();
     history.read(std::io::BufReader::new(file)).unwrap();
@@ -158,6 +207,7 @@ fn dies_at(faults: &[&str]) {
     let report = history::check(history, &options);
     assert!(report.is_green(), "{faults:?}: {report:#?}");
     assert_eq!(report.counts.published, 4 * EACH);
+    true
 }
 
 #[test]
@@ -165,6 +215,14 @@ fn it_dies_while_a_key_is_spilled() {
     for step in ["spill:taken", "spill:stored", "spill:acked"] {
         dies_at(&[step]);
         dies_at(&[&format!("{step}*3")]);
+    }
+}
+
+#[test]
+fn it_dies_while_what_arrives_goes_behind_a_parked_key() {
+    for step in ["behind:taken", "behind:stored"] {
+        dies(true, &[step]);
+        dies(true, &[step, "settle:after*3", step]);
     }
 }
 

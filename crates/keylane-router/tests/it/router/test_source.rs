@@ -122,6 +122,18 @@ impl TestSource {
         self
     }
 
+    /// As a broker that lends no longer than this, whatever is renewed.
+    pub(crate) fn longest(mut self, loan: Duration) -> Self {
+        self.features.longest_loan = Some(loan);
+        self
+    }
+
+    /// As a broker that hands out no more of a key while something of it is out.
+    pub(crate) fn locking(mut self) -> Self {
+        self.features.key_lock = true;
+        self
+    }
+
     /// Keyless messages one after the other.
     pub(crate) fn serial(mut self) -> Self {
         self.features.keyless_serial = true;

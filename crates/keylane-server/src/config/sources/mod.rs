@@ -2,6 +2,7 @@
 //! has of its own is in the file of its name.
 
 pub(crate) mod embedded;
+mod sqs;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,11 +34,18 @@ pub(super) struct Type {
 type ReadKind = fn(&Section<'_>, &str, &Sources) -> SourceKind;
 
 /// All that can be read.
-pub(super) const TYPES: &[Type] = &[Type {
-    name: "embedded",
-    documented: None,
-    read: embedded::read,
-}];
+pub(super) const TYPES: &[Type] = &[
+    Type {
+        name: "embedded",
+        documented: None,
+        read: embedded::read,
+    },
+    Type {
+        name: "sqs",
+        documented: Some(sqs::DOCUMENTED),
+        read: sqs::read,
+    },
+];
 
 /// Brokers that Keylane knows of; those that are no type yet cannot be read by this version.
 const BROKERS: [&str; 5] = ["sqs", "rabbitmq", "activemq", "pulsar", "kafka"];
