@@ -15,12 +15,14 @@ mod probe;
 mod queue;
 mod receive;
 mod settle;
+mod sizes;
 
 pub use options::{
     DeadLetterTo, Declare, IdentityFrom, KEY_HEADERS, Options, QueueType, Reader, masked,
 };
 pub use receive::RabbitmqSource;
 pub use settle::{RabbitmqSettler, Receipt};
+pub use sizes::{How, Size, prefetch, workers};
 
 use std::time::Duration;
 

@@ -10,6 +10,8 @@ mod docs;
 mod embedded;
 mod fuzz;
 mod parse;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 #[cfg(feature = "embedded")]
 mod router;
 #[cfg(feature = "sqs")]
