@@ -28,7 +28,7 @@ use crate::recent::Recent;
 use crate::renew::{Due, Leases, OnLoan, Renewals};
 use crate::room::{Place, Room as Shares, Share};
 use crate::router::Inner;
-use crate::source::{Features, Received, Room, SettleError, Settler, Source, SourceError};
+use crate::source::{Bond, Features, Received, Room, SettleError, Settler, Source, SourceError};
 use crate::spill::Over;
 use crate::stage::{Blocked, Stage};
 use crate::unsettled::Counted;
@@ -298,7 +298,12 @@ impl<R: Clone> Held<R> {
 
     /// Notes the newest receipts of those messages that are here already, all at one moment:
     /// where the first of a lane is known, so is everything behind it. Answers which are.
-    fn come_again(&self, batch: &[Received<R>], lent: Duration) -> Vec<bool> {
+    fn come_again(
+        &self,
+        batch: &[Received<R>],
+        lent: Duration,
+        bond: impl Fn(&R) -> Option<Bond>,
+    ) -> Vec<bool> {
         let mut out = self.lock();
         let mut known = |received: &Received<R>| {
             let Some(entry) = out.table.get_mut(&received.identity.id) else {
@@ -308,7 +313,7 @@ impl<R: Clone> Held<R> {
             entry.came += 1;
             entry.lent = lent;
             if let Some(lease) = &entry.lease {
-                lease.begin(lent);
+                lease.begin_over(lent, bond(&entry.receipt));
             }
             entry.counters.redelivered.one();
             true
@@ -371,6 +376,13 @@ impl<R: Clone> Held<R> {
             .is_some_and(|entry| entry.came > sent.came)
     }
 
+    /// It is forgotten here, and the broker does not know.
+    fn give_up(&self, id: &BrokerId) {
+        let out = self.lock();
+        let lease = out.table.get(id).and_then(|entry| entry.lease.as_ref());
+        lease.inspect(|lease| lease.give_up());
+    }
+
     fn forget<'a>(&self, ids: impl IntoIterator<Item = &'a BrokerId>) {
         let mut out = self.lock();
         for id in ids {
@@ -405,6 +417,7 @@ impl<R: Clone + Send> Book for Held<R> {
             }
             if let Some(entry) = out.table.remove(lost.id) {
                 out.shares.remove(&entry.place, entry.bytes);
+                entry.lease.inspect(|lease| lease.give_up());
             }
             true
         };
@@ -627,7 +640,11 @@ impl<S: Source> Consume<S> {
             let source = &*self.name;
             let late = batch.len() - ours;
             tracing::warn!(source, "{late} came too late: their leases are over");
-            let back = batch.split_off(ours).into_iter().zip(&results[ours..]);
+            let back = batch.split_off(ours);
+            // Without an answer of the broker it may not know that these are not ours any more.
+            let bond = back.first().and_then(|one| self.settler.bond(&one.receipt));
+            bond.inspect(Bond::cut);
+            let back = back.into_iter().zip(&results[ours..]);
             let back = back.filter(|(_, result)| result.is_ok());
             let back = back.map(|(received, _)| received.receipt).collect();
             // What does not go back now does so when its lease ends.
@@ -644,10 +661,13 @@ impl<S: Source> Consume<S> {
         if let Some(one_pool) = &mut self.one_pool {
             one_pool.begin();
         }
-        let known = self.held.come_again(&batch, lent);
+        let settler = self.settler.clone();
+        let bond = |receipt: &S::Receipt| settler.bond(receipt);
+        let known = self.held.come_again(&batch, lent, bond);
         for (received, known) in batch.into_iter().zip(known) {
             // A batch may have the same message twice.
-            if known || self.held.come_again(std::slice::from_ref(&received), lent)[0] {
+            let one = std::slice::from_ref(&received);
+            if known || self.held.come_again(one, lent, bond)[0] {
                 continue;
             }
             let acked = self.held.was_acked(&received.identity.id);
@@ -690,7 +710,10 @@ impl<S: Source> Consume<S> {
         }
         let counters = self.counters_of(&pool);
         let terms = self.terms.clone();
-        let lease = terms.map(|terms| Lease::new(terms, lent));
+        let lease = terms.map(|terms| {
+            let bond = self.settler.bond(&received.receipt);
+            Lease::new(terms, lent, bond)
+        });
         let place = Place {
             pool: pool.name.clone(),
             lane: lane.clone(),
@@ -1037,6 +1060,7 @@ impl<T: Settler> Settle<T> {
         let late = ids.iter().filter(|id| !sent.contains(id));
         for id in late {
             self.late(settlement, id, "it ended before this could be settled");
+            self.held.give_up(id);
             self.held.forget([id]);
         }
     }

@@ -110,6 +110,8 @@ pub struct PoolGauges {
     pub unsettled: usize,
     /// Attempts that take too long.
     pub stalled: usize,
+    /// Keys whose head fails for good.
+    pub blocked: usize,
     pub bytes: u64,
 }
 
@@ -338,7 +340,7 @@ fn histogram(out: &mut String, name: &str, labels: &Labels, histogram: &Histogra
 type GaugeOf = fn(&PoolGauges) -> u64;
 
 fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
-    let gauges: [(&str, &str, GaugeOf); 6] = [
+    let gauges: [(&str, &str, GaugeOf); 7] = [
         ("lanes", "Keys that have something here.", |pool| {
             pool.lanes as u64
         }),
@@ -360,6 +362,11 @@ fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
             "stalled_attempts",
             "Attempts that do not end in their time.",
             |pool| pool.stalled as u64,
+        ),
+        (
+            "blocked_keys",
+            "Keys that wait for a head which fails for good.",
+            |pool| pool.blocked as u64,
         ),
     ];
     for (name, help, value) in gauges {

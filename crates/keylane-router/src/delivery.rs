@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::audit::Scale;
+use crate::blocked::BlockedHead;
 use crate::counters::Counters;
 use crate::feed::Fed;
 use crate::lane::LaneId;
@@ -121,6 +122,8 @@ pub(crate) struct Delivery {
     held: AtomicBool,
     /// Its lane is held because the store could not take it.
     pub(crate) waits_for_store: bool,
+    /// It fails for good, and its key waits for it.
+    pub(crate) blocked: Option<Box<BlockedHead>>,
     /// What it takes of its pool's byte budget; given back when it is dropped.
     pub(crate) weight: Option<Weight>,
     /// Its lane in the window of its source, if it came from there.
@@ -174,6 +177,7 @@ impl Delivery {
             held_until: None,
             held: AtomicBool::new(false),
             waits_for_store: false,
+            blocked: None,
             weight: None,
             place: loan.place,
             fate: Fate::Attempt,

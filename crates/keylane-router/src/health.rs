@@ -17,6 +17,8 @@ pub enum Trouble {
     StalledPool(std::sync::Arc<str>),
     /// An attempt of some key of this pool does not end.
     StalledKey(std::sync::Arc<str>),
+    /// The head of some key of this pool fails for good, and its key waits.
+    BlockedKey(std::sync::Arc<str>),
     /// A message was started after a later one of its key. That cannot be made good, so it is
     /// shown until the end of the process; it keeps nothing from working.
     Order,

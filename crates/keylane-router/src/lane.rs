@@ -33,6 +33,14 @@ impl LaneId {
         &*name.source == ANY_SOURCE
     }
 
+    /// Whose messages it has, for people.
+    pub(crate) fn in_words(&self) -> String {
+        match self.key() {
+            Some(key) => format!("key `{key}`"),
+            None => "keyless messages".to_owned(),
+        }
+    }
+
     pub(crate) fn key(&self) -> Option<&Key> {
         match self {
             Self::Key { key, .. } => Some(key),

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::lane::LaneId;
 use crate::message::BrokerId;
 use crate::pool::Pool;
+use crate::source::Bond;
 
 /// What leases are measured by. It must go on while the machine is suspended and never be set.
 pub trait LeaseClock: Send + Sync + 'static {
@@ -76,15 +77,19 @@ pub struct Lease {
     /// of the source's book.
     until: AtomicU64,
     terms: Arc<Terms>,
+    /// What the message was lent over, where the loan ends with that. Written under the lock of the
+    /// source's book.
+    bond: Mutex<Option<Bond>>,
     /// Where its message is. Written before the message is put there.
     place: Mutex<Option<(Weak<Pool>, LaneId)>>,
 }
 
 impl Lease {
-    pub(crate) fn new(terms: Arc<Terms>, began: Duration) -> Arc<Self> {
+    pub(crate) fn new(terms: Arc<Terms>, began: Duration, bond: Option<Bond>) -> Arc<Self> {
         Arc::new(Self {
             until: AtomicU64::new(terms.end(began)),
             terms,
+            bond: Mutex::new(bond),
             place: Mutex::default(),
         })
     }
@@ -96,13 +101,30 @@ impl Lease {
 
     /// How long it still holds.
     pub(crate) fn left(&self) -> Duration {
+        if self.bond().as_ref().is_some_and(|bond| !bond.holds()) {
+            return Duration::ZERO;
+        }
         let until = Duration::from_nanos(self.until.load(Ordering::SeqCst));
         until.saturating_sub(self.terms.clock.now())
     }
 
-    /// It began anew then: it was renewed, or the message came again.
+    /// It began anew then: it was renewed.
     pub(crate) fn begin(&self, at: Duration) {
         self.until.store(self.terms.end(at), Ordering::SeqCst);
+    }
+
+    /// The message came again then, over this.
+    pub(crate) fn begin_over(&self, at: Duration, bond: Option<Bond>) {
+        *self.bond() = bond;
+        self.begin(at);
+    }
+
+    /// Its message is forgotten here. Where the broker does not know that by itself, everything
+    /// else that was lent over the same connection goes with it, and comes again in order.
+    pub(crate) fn give_up(&self) {
+        if let Some(bond) = &*self.bond() {
+            bond.cut();
+        }
     }
 
     /// The broker says that it is over.
@@ -129,6 +151,10 @@ impl Lease {
     /// Whether its source wants everything back.
     pub(crate) fn source_stops(&self) -> bool {
         self.terms.stop.is_cancelled()
+    }
+
+    fn bond(&self) -> std::sync::MutexGuard<'_, Option<Bond>> {
+        self.bond.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn place(&self) -> std::sync::MutexGuard<'_, Option<(Weak<Pool>, LaneId)>> {

@@ -1,6 +1,9 @@
 //! Messages in from sources, through named pools, out to their targets: in order per key.
 
+#[cfg(feature = "activemq")]
+pub mod activemq;
 mod audit;
+mod blocked;
 pub mod breaker;
 #[cfg(any(feature = "conformance", feature = "testing"))]
 mod chance;

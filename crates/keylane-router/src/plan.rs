@@ -231,6 +231,9 @@ pub enum SourceKind {
     /// A queue of RabbitMQ.
     #[cfg(feature = "rabbitmq")]
     Rabbitmq(Box<crate::rabbitmq::Options>),
+    /// A queue of ActiveMQ Classic or Artemis.
+    #[cfg(feature = "activemq")]
+    Activemq(crate::activemq::Options),
     /// A source handed to the builder by the embedding program.
     Custom,
 }

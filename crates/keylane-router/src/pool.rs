@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::audit::{Audit, Line, Start, Violation};
+use crate::blocked::Blocked;
 use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
 use crate::delivery::{Delivery, Fate, Settlement};
@@ -172,6 +173,7 @@ pub(crate) struct Pool {
     /// Held by whoever puts something into a lane.
     pushing: Mutex<()>,
     losses: Arc<Losses>,
+    blocked: Arc<Blocked>,
     runs: Arc<Runs>,
     /// Its lanes were not always of the scope they are now: keys may be in lanes of the other.
     scope_changed: AtomicBool,
@@ -230,12 +232,14 @@ impl Pool {
         let pool = Arc::new(OnceLock::new());
         let unsettled = Arc::new(Unsettled::default());
         let losses = Arc::new(Losses::default());
+        let blocked = Blocked::new(name.clone(), shared.health.clone());
         let runs = Arc::new(Runs::default());
         let overflowing = Arc::new(Overflowing::default());
         let attempts = Attempts {
             name: name.clone(),
             plan: plan.clone(),
             targets: RwLock::new(targets),
+            blocked: blocked.clone(),
             shared,
             pool: pool.clone(),
             unsettled: unsettled.clone(),
@@ -263,6 +267,7 @@ impl Pool {
             draining: AtomicBool::new(false),
             pushing: Mutex::default(),
             losses,
+            blocked,
             runs,
             scope_changed: AtomicBool::new(scope_changed),
         });
@@ -457,6 +462,7 @@ impl Pool {
             unsettled: self.unsettled.now(),
             bytes: self.weights.used(),
             stalled: 0,
+            blocked: self.blocked.len(),
         }
     }
 
@@ -604,6 +610,7 @@ pub(crate) struct Attempts {
     pool: Arc<OnceLock<Weak<Pool>>>,
     unsettled: Arc<Unsettled>,
     losses: Arc<Losses>,
+    blocked: Arc<Blocked>,
     runs: Arc<Runs>,
     pub(crate) overflowing: Arc<Overflowing>,
 }
@@ -832,10 +839,7 @@ impl Attempts {
         delivery.counters.ordering_violations.one();
         let Violation { position, after } = violation;
         let (identity, pool) = (&delivery.identity, &*self.name);
-        let key = match &delivery.message.key {
-            Some(key) => format!("key `{key}`"),
-            None => "the keyless messages".to_owned(),
-        };
+        let key = delivery.lane.in_words();
         let text = format!(
             "source `{}`, pool `{pool}`, {key}: the message at position {position} was started after the one at {after}; please report this with the log around it",
             identity.source
@@ -937,12 +941,12 @@ impl Attempts {
     async fn follow(&self, mut delivery: Job, lane: LaneId, next: Next) -> Reply<Job> {
         if matches!(
             next,
-            Next::Wait(_) | Next::Retry(..) | Next::Return(_) | Next::Park(_)
+            Next::Wait(_) | Next::Retry(..) | Next::Block(..) | Next::Return(_) | Next::Park(_)
         ) {
             delivery.counted = None;
         }
-        if next != Next::Ack
-            && let Some(skip) = self.shared.take_skip(&delivery.identity)
+        if let Some(skip) = self.shared.take_skip(&delivery.identity)
+            && next != Next::Ack
         {
             let text = format!("skipped by {}: {}", skip.who, skip.why);
             return self.dead_letter(delivery, lane, "skipped", text).await;
@@ -955,6 +959,20 @@ impl Attempts {
             }
             Next::Retry(reason, time) => {
                 self.write_down(&mut delivery, &reason).await;
+                self.hold(delivery, Instant::now() + time)
+            }
+            Next::Block(reason, time) => {
+                self.write_down(&mut delivery, &reason).await;
+                if delivery.blocked.is_none() {
+                    let why = format!(
+                        "{}: message {} failed {} times and keeps its key waiting: {}; mend its target, skip it or park the key",
+                        lane.in_words(),
+                        delivery.identity,
+                        delivery.stay.failed,
+                        reason.text
+                    );
+                    delivery.blocked = Some(Box::new(self.blocked.add(&delivery.identity, why)));
+                }
                 self.hold(delivery, Instant::now() + time)
             }
             Next::DeadLetter { class, reason } => {

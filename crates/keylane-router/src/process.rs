@@ -19,6 +19,8 @@ pub(crate) enum Next {
     Wait(Duration),
     /// A failed attempt is written down, then the lane waits this long.
     Retry(Reason, Duration),
+    /// A failed attempt is written down, then the lane waits this long: for somebody to do something.
+    Block(Reason, Duration),
     /// A failed attempt is written down; the head becomes a dead letter.
     DeadLetter { class: &'static str, reason: Reason },
     /// The message is forgotten, as a policy named `drop` says.
@@ -87,7 +89,7 @@ fn failed(plan: &PoolPlan, reason: Reason, head: Head) -> Next {
             reason,
         },
         OnExhausted::Park => Next::Park(reason),
-        OnExhausted::Block => Next::Retry(reason, plan.retry.max),
+        OnExhausted::Block => Next::Block(reason, plan.retry.max),
     }
 }
 
@@ -226,7 +228,7 @@ mod tests {
             };
             judge(&plan, Outcome::Failed(reason()), head)
         };
-        let blocked = Next::Retry(reason(), plan().retry.max);
+        let blocked = Next::Block(reason(), plan().retry.max);
         let letter = Next::DeadLetter {
             class: "exhausted",
             reason: reason(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio_util::sync::CancellationToken;
 
 use crate::message::{Identity, Key};
 
@@ -70,6 +71,43 @@ pub trait Settler: Clone + Send + Sync + 'static {
         &self,
         receipts: Vec<Self::Receipt>,
     ) -> impl Future<Output = Vec<Result<(), SettleError>>> + Send;
+
+    /// What this was lent over, where loans end with their connection and not by themselves; only
+    /// asked where [`Features::lease`] is set.
+    fn bond(&self, receipt: &Self::Receipt) -> Option<Bond> {
+        let _ = receipt;
+        None
+    }
+}
+
+/// The connection (or link, or channel) that messages were lent over.
+///
+/// The source cuts it when the connection ends: all that was lent over it is lost at that moment,
+/// wherever it is. The router cuts it when one of these loans ended by the clock: the source then
+/// ends the connection, so that the broker gives everything that was out over it again, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Bond(CancellationToken);
+
+impl Bond {
+    /// Of a new connection.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether what was lent over it is still ours.
+    pub fn holds(&self) -> bool {
+        !self.0.is_cancelled()
+    }
+
+    /// All that was lent over it is lost.
+    pub fn cut(&self) {
+        self.0.cancel();
+    }
+
+    /// Waits until it is cut, by whomever.
+    pub async fn ended(&self) {
+        self.0.cancelled().await;
+    }
 }
 
 /// How much may be taken now.
@@ -238,6 +276,10 @@ pub fn declared() -> Vec<Declared> {
     vec![
         #[cfg(feature = "embedded")]
         crate::embedded::DECLARED,
+        #[cfg(feature = "activemq")]
+        crate::activemq::DECLARED_CLASSIC,
+        #[cfg(feature = "activemq")]
+        crate::activemq::DECLARED_ARTEMIS,
         #[cfg(feature = "rabbitmq")]
         crate::rabbitmq::DECLARED,
         #[cfg(feature = "sqs")]

@@ -15,7 +15,6 @@ use tokio::time::Instant;
 
 use crate::consume::Consumer;
 use crate::health::Trouble;
-use crate::lane::LaneId;
 use crate::plan::{PoolPlan, Rate};
 use crate::pool::Pool;
 use crate::router::Inner;
@@ -195,7 +194,7 @@ fn key_text(pool: &Pool, runs: &[Run], now: Instant) -> Option<String> {
 
 /// Whose, what, since when, and what would release it.
 fn told(run: &Run, now: Instant) -> String {
-    let (key, id) = (key_of(&run.lane), &run.identity);
+    let (key, id) = (run.lane.in_words(), &run.identity);
     let seconds = (now - run.since).as_secs();
     let what = match run.doing {
         Doing::Calling => {
@@ -207,13 +206,6 @@ fn told(run: &Run, now: Instant) -> String {
         Doing::Storing => "it waits for the store: the disk is slow or hangs",
     };
     format!("{key}, message {id}: for {seconds} s {what}")
-}
-
-fn key_of(lane: &LaneId) -> String {
-    match lane.key() {
-        Some(key) => format!("key `{key}`"),
-        None => "keyless messages".to_owned(),
-    }
 }
 
 fn pool_text(pool: &Pool, plan: &PoolPlan, still: Duration, now: Instant) -> String {
@@ -274,7 +266,7 @@ fn source_text(
     }
     let place = match &blocked {
         Blocked::Window => "its window is full".to_owned(),
-        Blocked::Lane(pool, lane) => format!("{} of pool `{pool}` has no room", key_of(lane)),
+        Blocked::Lane(pool, lane) => format!("{} of pool `{pool}` has no room", lane.in_words()),
     };
     let seconds = (now - since).as_secs();
     let own = because.runs.iter().find(|run| run.identity.source == *name);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use keylane_router::Router;
+use keylane_router::activemq::ActiveMqSource;
 use keylane_router::plan::{SourceKind, SourcePlan};
 use keylane_router::rabbitmq::RabbitmqSource;
 use keylane_router::sqs::SqsSource;
@@ -39,6 +40,10 @@ pub(crate) async fn connect(
             })?;
             let checked = source.check().await;
             checked.map_err(|error| SourceError::Broker(error.to_string()))?;
+            Ok(router.add_source(name, source, plan)?)
+        }
+        SourceKind::Activemq(options) => {
+            let source = ActiveMqSource::new(name.clone(), options);
             Ok(router.add_source(name, source, plan)?)
         }
     }

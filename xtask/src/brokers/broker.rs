@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display};
 
+use super::install;
 use super::ports::Ports;
 use crate::Result;
 
@@ -63,7 +64,8 @@ impl Broker {
     pub(crate) fn ports(self) -> &'static [&'static str] {
         match self {
             Broker::Rabbitmq => &["client", "admin", "dist", "epmd"],
-            Broker::Activemq | Broker::Artemis | Broker::Sqs => &["client"],
+            Broker::Activemq | Broker::Artemis => &["client", "jms"],
+            Broker::Sqs => &["client"],
             Broker::Kafka => &["client", "behind_proxy", "proxy", "controller"],
             Broker::Pulsar => &["client", "behind_proxy", "proxy", "admin", "bookie"],
         }
@@ -89,7 +91,7 @@ impl Broker {
         let at = ports.address("client");
         match self {
             Broker::Rabbitmq => format!("amqp://guest:guest@{at}/%2f"),
-            Broker::Activemq | Broker::Artemis => format!("amqp://{at}"),
+            Broker::Activemq | Broker::Artemis => format!("amqp://keylane:secret@{at}"),
             Broker::Sqs => format!("http://{at}"),
             // As Kafka's own clients want it.
             Broker::Kafka => at.to_string(),
@@ -103,6 +105,13 @@ impl Broker {
         if self.ports().contains(&"admin") {
             let url = format!("http://{}", ports.address("admin"));
             variables.push((self.variable("ADMIN_URL"), url));
+        }
+        if self.ports().contains(&"jms") {
+            let url = format!("tcp://{}", ports.address("jms"));
+            variables.push((self.variable("JMS_URL"), url));
+            // Where its client is.
+            let home = install::home_of(self).unwrap_or_default();
+            variables.push((self.variable("HOME"), home.display().to_string()));
         }
         if self.advertises() {
             let (listen, to) = (ports.address("proxy"), ports.address("behind_proxy"));

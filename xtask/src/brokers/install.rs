@@ -242,7 +242,7 @@ pub(crate) fn is_installed(broker: Broker) -> Result<bool> {
         })
 }
 
-fn home_of(broker: Broker) -> Result<PathBuf> {
+pub(super) fn home_of(broker: Broker) -> Result<PathBuf> {
     let recipe: String = broker
         .recipe()
         .iter()

@@ -19,6 +19,7 @@ const PROCESS: &str = "crates/keylane-router/src/process.rs";
 const AUDIT: &str = "crates/keylane-router/src/audit.rs";
 const CONSUME: &str = "crates/keylane-router/src/consume.rs";
 const DELIVERY: &str = "crates/keylane-router/src/delivery.rs";
+const LEASE: &str = "crates/keylane-router/src/lease.rs";
 const RENEW: &str = "crates/keylane-router/src/renew.rs";
 const ROUTE: &str = "crates/keylane-router/src/route.rs";
 const ROUTER: &str = "crates/keylane-router/src/router.rs";
@@ -843,7 +844,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "blocked-head-is-a-dead-letter",
         invariant: "R2",
         file: PROCESS,
-        find: "        OnExhausted::Block => Next::Retry(reason, plan.retry.max),\n",
+        find: "        OnExhausted::Block => Next::Block(reason, plan.retry.max),\n",
         replace: "        OnExhausted::Block => Next::DeadLetter {\n            class: \"exhausted\",\n            reason,\n        },\n",
         test: CONFORMS,
     },
@@ -1184,6 +1185,22 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: LEASES,
     },
     Mutation {
+        name: "what-a-lost-connection-lent-is-ours",
+        invariant: "R12",
+        file: LEASE,
+        find: "        if self.bond().as_ref().is_some_and(|bond| !bond.holds()) {\n",
+        replace: "        if self.bond().as_ref().is_some_and(|bond| !bond.holds()) && false {\n",
+        test: LEASES,
+    },
+    Mutation {
+        name: "the-broker-is-not-told-of-a-loan-that-ended",
+        invariant: "R12",
+        file: LEASE,
+        find: "            bond.cut();\n",
+        replace: "            let _ = bond;\n",
+        test: LEASES,
+    },
+    Mutation {
         name: "lost-turn-leaves-its-lender-in-keeping",
         invariant: "R6",
         file: POOL,
@@ -1245,6 +1262,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         file: CONSUME,
         find: "            if lost.delivered {\n",
         replace: "            if lost.delivered && false {\n",
+        test: LEASES,
+    },
+    Mutation {
+        name: "lost-before-its-call-is-not-taken-back",
+        invariant: "R6",
+        file: POOL,
+        find: "            drop(call);\n            if let Some(lent) = lent {\n",
+        replace: "            drop(call);\n            if let Some(lent) = lent.filter(|_| false) {\n",
         test: LEASES,
     },
     Mutation {

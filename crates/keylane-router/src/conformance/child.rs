@@ -27,6 +27,9 @@ const QUIET: Duration = Duration::from_millis(300);
 /// What a crash may repeat: what runs, and as many that are not settled.
 pub(super) const UNSETTLED: u64 = 2 * CONCURRENCY as u64;
 
+/// What it has out at once.
+pub(super) const WINDOW: u64 = 100;
+
 /// Runs a router on the queue until the input of this process ends, or it is killed. What
 /// [`Queue::child`] starts must call this and nothing else.
 ///
@@ -62,6 +65,7 @@ fn setup() -> Setup {
     let pause = Duration::from_millis(1);
     Setup::new()
         .patient()
+        .window(WINDOW as usize)
         .pool(|pool| pool.concurrency = std::num::NonZeroUsize::new(CONCURRENCY))
         .script(move |call| {
             let answer = flaky(call);

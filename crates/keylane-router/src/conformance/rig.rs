@@ -368,12 +368,13 @@ impl Run {
         waited.map_err(|_| {
             let found = self.judge(&history::Options::default());
             End::Failed(format!(
-                "{} of {count} messages were delivered; {} received, {} out, {} running; {:?}\n{}",
+                "{} of {count} messages were delivered; {} received, {} out, {} running; {:?} {:?}\n{}",
                 self.target.delivered(),
                 self.watch.received(),
                 self.watch.out(),
                 self.target.running(),
                 self.router.problems(),
+                self.router.pools(),
                 first_violations(&found),
             ))
         })

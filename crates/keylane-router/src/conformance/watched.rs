@@ -11,7 +11,7 @@ use super::subject::Boxed;
 use super::target::label_of;
 use crate::history::{By, Event, EventKind, Recorder};
 use crate::message::{BrokerId, Key};
-use crate::source::{Features, Received, Room, SettleError, Settler, Source, SourceError};
+use crate::source::{Bond, Features, Received, Room, SettleError, Settler, Source, SourceError};
 
 /// Where in the life of a loan something can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -496,5 +496,9 @@ impl<T: Settler> Settler for WatchedSettler<T> {
         self.renewed(&receipts, &results, begun);
         self.lost(&receipts, &results, "a renewal");
         results
+    }
+
+    fn bond(&self, receipt: &Self::Receipt) -> Option<Bond> {
+        self.inner.bond(&receipt.inner)
     }
 }

@@ -59,6 +59,8 @@ impl Guard {
             SourceKind::Sqs(_) => false,
             #[cfg(feature = "rabbitmq")]
             SourceKind::Rabbitmq(_) => false,
+            #[cfg(feature = "activemq")]
+            SourceKind::Activemq(_) => false,
         };
         match local {
             true => sources.insert(name.clone()),

@@ -26,7 +26,7 @@ mod list;
 pub mod retry_after;
 mod sign;
 pub mod target;
-mod tls;
+pub(crate) mod tls;
 
 pub use self::http::{HttpDispatch, HttpOptions};
 pub use dial::{Resolve, Resolving, SystemResolver};

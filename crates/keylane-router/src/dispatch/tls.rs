@@ -59,12 +59,7 @@ impl Tls {
     /// Trusts the system's roots and these. Without any (a bare container) it warns, and every
     /// `https` target fails.
     pub(super) fn new(extra_roots: &[Root]) -> Self {
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .expect("the provider has what TLS 1.2 and 1.3 need")
-            .with_root_certificates(roots(extra_roots))
-            .with_no_client_auth();
+        let mut config = config(extra_roots);
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Self(TlsConnector::from(Arc::new(config)))
     }
@@ -83,6 +78,16 @@ impl Tls {
     }
 }
 
+/// A client's side of TLS that trusts the system's roots and these.
+pub(crate) fn config(extra_roots: &[Root]) -> ClientConfig {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("the provider has what TLS 1.2 and 1.3 need")
+        .with_root_certificates(roots(extra_roots))
+        .with_no_client_auth()
+}
+
 /// Whether both sides agreed on HTTP/2.
 pub(super) fn is_http2(stream: &TlsStream<TcpStream>) -> bool {
     stream.get_ref().1.alpn_protocol() == Some(b"h2")
@@ -94,7 +99,7 @@ fn roots(extra: &[Root]) -> RootCertStore {
     roots.add_parsable_certificates(found.certs);
     roots.add_parsable_certificates(extra.iter().map(|root| root.0.clone()));
     if roots.is_empty() {
-        tracing::warn!("no root certificates found on this system: https targets will fail");
+        tracing::warn!("no root certificates found on this system: TLS connections will fail");
     }
     roots
 }

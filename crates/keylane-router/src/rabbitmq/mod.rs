@@ -32,19 +32,12 @@ use crate::source::{Declared, Features, Order, Several};
 pub const DECLARED: Declared = Declared {
     name: "rabbitmq",
     features: Features {
-        kind: "rabbitmq",
-        order: Order::Kept,
         identity: true,
         ordered_return: true,
-        delayed_return: false,
-        key_lock: false,
-        dead_letter: false,
         lease: Some(Duration::from_secs(10)),
         longest_loan: Some(Duration::from_secs(30 * 60)),
-        confirmed_acks: false,
-        positions: false,
-        keyless_serial: false,
         several: Several::OneActive,
+        ..Features::none("rabbitmq")
     },
     key_from: "header `x-group-id`, then `JMSXGroupID` (`key_headers`); the routing key if told so",
     why_not_more: "the broker has no ids of its own: the publisher's `message-id` must not repeat. It cannot delay what is given back. With `reader = \"plain\"` keys are not in order when a connection is made anew, and several instances keep no order. A dead-letter exchange is used with `dead_letter = \"broker\"`, once it is proven to be there. An ack that was answered may be forgotten when the broker is killed.",

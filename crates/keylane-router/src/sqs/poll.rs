@@ -39,6 +39,8 @@ pub(super) struct Polls {
     asked: usize,
     /// How many there should be.
     wanted: usize,
+    /// Brought, and not taken yet.
+    answers: VecDeque<Answer>,
     /// Receives that SQS may have answered without our hearing it: asked again by the same name,
     /// it answers the same.
     unheard: VecDeque<Attempt>,
@@ -65,6 +67,7 @@ impl Polls {
             running: JoinSet::new(),
             asked: 0,
             wanted: 1,
+            answers: VecDeque::new(),
             unheard: VecDeque::new(),
         }
     }
@@ -87,10 +90,23 @@ impl Polls {
 
     /// The next answer, or why there is none. Nothing is lost when this is dropped.
     pub(super) async fn next(&mut self) -> Result<Answer, CallError> {
-        let ended = self.running.join_next().await;
-        let ended = ended
-            .expect("one was started")
-            .expect("a poll does not panic");
+        if let Some(answer) = self.answers.pop_front() {
+            return Ok(answer);
+        }
+        let ended = self.running.join_next().await.expect("one was started");
+        let answer = self.end(ended.expect("a poll does not panic"));
+        if answer.is_err() {
+            // The others that fail with it have nothing else to tell.
+            while let Some(ended) = self.running.try_join_next() {
+                let answer = self.end(ended.expect("a poll does not panic"));
+                self.answers.extend(answer);
+            }
+        }
+        answer
+    }
+
+    /// Takes note of a poll that has ended.
+    fn end(&mut self, ended: Polled) -> Result<Answer, CallError> {
         self.asked -= ended.attempt.most;
         match ended.answer {
             Ok(messages) => {
@@ -114,7 +130,7 @@ impl Polls {
 
     /// Ends all of them; answers what they brought in the last moment.
     pub(super) async fn last_answers(&mut self, patience: Duration) -> Vec<Answer> {
-        let mut answers = Vec::new();
+        let mut answers: Vec<Answer> = self.answers.drain(..).collect();
         let waiting = async {
             while !self.running.is_empty() {
                 answers.extend(self.next().await);

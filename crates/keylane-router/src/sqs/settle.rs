@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::api::{Api, BATCH, CallError, Change, Changed};
+use super::options::LONGEST_LOAN;
 use crate::message::Key;
 use crate::source::{SettleError, Settler};
 
@@ -23,6 +24,9 @@ pub struct Receipt {
 pub struct SqsSettler {
     pub(super) api: Arc<Api>,
 }
+
+/// What SQS says when a message would be out for more than 12 hours in all.
+const BEYOND: &str = "beyond the limit";
 
 type Results = Vec<Result<(), SettleError>>;
 
@@ -78,8 +82,17 @@ impl Settler for SqsSettler {
     // In any order: SQS hands out nothing of a group before all of it is back.
     async fn give_back(&self, receipts: Vec<Receipt>, delay: Duration) -> Results {
         let lines = Lines::of_one(receipts.len());
-        self.change(receipts, lines, Change::Visibility(delay))
-            .await
+        let delay = Change::Visibility(delay.min(LONGEST_LOAN));
+        let mut results = self.change(receipts, lines, delay).await;
+        for result in &mut results {
+            if let Err(SettleError::Again(text)) = result
+                && text.contains(BEYOND)
+            {
+                // Not for so long: then it goes back when its loan ends.
+                *result = Err(SettleError::Lost(std::mem::take(text)));
+            }
+        }
+        results
     }
 
     async fn reject(&self, receipts: Vec<Receipt>) -> Results {

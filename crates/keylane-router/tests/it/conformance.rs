@@ -1,5 +1,7 @@
-//! The conformance suite on all sources of this build.
+//! The conformance suite on every source; those of brokers that are not there are left out.
 
+#[cfg(feature = "activemq")]
+pub(crate) mod activemq;
 mod bad;
 #[cfg(feature = "embedded")]
 mod embedded;
@@ -52,6 +54,12 @@ fn router_on_a_lending_source() {
 #[test]
 fn router_on_the_embedded_queue() {
     be_a_router(|folder| embedded::EmbeddedQueue::open(&folder));
+}
+
+#[cfg(feature = "activemq")]
+#[test]
+fn router_on_activemq() {
+    be_a_router(|told| activemq::ActiveMqQueue::of_child(&told));
 }
 
 #[cfg(feature = "rabbitmq")]
@@ -118,6 +126,18 @@ mod on_lending {
 #[cfg(feature = "embedded")]
 mod on_embedded {
     keylane_router::conformance_tests!(super::embedded::Embedded);
+}
+
+#[cfg(feature = "activemq")]
+mod on_activemq {
+    use super::activemq::{ActiveMq, Server};
+    keylane_router::conformance_tests!(ActiveMq(Server::Classic));
+}
+
+#[cfg(feature = "activemq")]
+mod on_artemis {
+    use super::activemq::{ActiveMq, Server};
+    keylane_router::conformance_tests!(ActiveMq(Server::Artemis));
 }
 
 /// A classic queue with an exclusive consumer.

@@ -1,5 +1,7 @@
 //! What the router promises, over real HTTP and real files.
 
+#[cfg(feature = "activemq")]
+mod activemq;
 mod bomb;
 mod breaker;
 mod certificate;

@@ -5,10 +5,15 @@ pub(crate) mod front;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use keylane_router::conformance::share;
+use keylane_router::Router;
+use keylane_router::conformance::{MemoryStore, share};
+use keylane_router::dispatch::handler_fn;
 use keylane_router::message::Key;
+use keylane_router::outcome::Outcome;
+use keylane_router::plan::{Envelope, SourcePlan};
 use keylane_router::source::{Received, Room, SettleError, Settler, Source, SourceError};
 use keylane_router::sqs::{Credentials, Options, Receipt, SqsSource};
+use keylane_router::testing::Proxy;
 use serde_json::{Value, json};
 
 use front::{Front, Reply, Sqs};
@@ -444,4 +449,93 @@ async fn a_queue_is_found_by_its_url_and_attributes_are_headers() {
     let headers = [("content-type".into(), "text/plain".into())];
     assert_eq!(received[0].headers, headers);
     assert!(stand.front.calls("GetQueueUrl").is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_delayed_any_longer_goes_back_when_its_loan_ends() {
+    let _shared = share("sqs");
+    let stand = stand!(".fifo", { "FifoQueue": "true" });
+    stand.send(&["a"]).await;
+    let mut source = stand.source();
+    let received = receive(&mut source, 1).await;
+    // As AWS answers 12 hours after the receive.
+    let text = "Value 60 for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is beyond the limit [43200 seconds].";
+    stand.front.rule(move |call| match &*call.action {
+        "ChangeMessageVisibilityBatch" => {
+            Reply::PassWithout(vec![0], failed("InvalidParameterValue", text))
+        }
+        _ => Reply::Pass,
+    });
+    let minute = Duration::from_secs(60);
+    let settler = source.settler();
+    let back = settler.give_back(receipts(&received), minute).await;
+    assert!(matches!(back[0], Err(SettleError::Lost(_))), "{back:?}");
+}
+
+#[tokio::test]
+async fn polls_that_fail_together_are_one_failure() {
+    let _shared = share("sqs");
+    let stand = stand!("", {});
+    stand.send(&["a"; 60]).await;
+    let proxy = Proxy::start(stand.front.address).await;
+    let mut options = stand.options();
+    options.endpoint_url = Some(proxy.url("").into());
+    let mut source = SqsSource::new("s", options).unwrap();
+    let calls = AtomicU64::new(0);
+    stand
+        .front
+        .rule(move |_| match calls.fetch_add(1, Ordering::Relaxed) {
+            0..5 => Reply::Pass,
+            _ => Reply::Silence,
+        });
+    // The first call finds the queue.
+    receive(&mut source, 40).await;
+    let waiting = tokio::time::timeout(Duration::from_millis(300), source.receive(room(100)));
+    assert!(waiting.await.is_err(), "nothing is answered");
+    assert_eq!(stand.front.now("ReceiveMessage"), 4);
+    stand.front.rule(|_| Reply::Pass);
+    proxy.cut_all();
+    let mut failures = 0;
+    stand.send(&["b"]).await;
+    loop {
+        match source.receive(room(100)).await {
+            Err(_) => failures += 1,
+            Ok(received) if bodies(&received).contains(&"60".to_owned()) => break,
+            Ok(_) => {}
+        }
+        // As the router does: whatever fails together has failed by then.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!((1..=2).contains(&failures), "{failures} failures");
+}
+
+#[tokio::test]
+async fn what_is_settled_together_is_deleted_together() {
+    let _shared = share("sqs");
+    let stand = stand!("", {});
+    stand.send(&["a"; 200]).await;
+    let raw = Envelope::Raw {
+        pool: "default".into(),
+        target: "http://target.invalid/".into(),
+    };
+    let plan = SourcePlan {
+        envelope: raw,
+        ..SourcePlan::custom()
+    };
+    let router = Router::builder()
+        .store(MemoryStore::default())
+        .dispatch(handler_fn(|_| async { Outcome::Delivered }))
+        .start()
+        .await
+        .unwrap();
+    router.add_source("s", stand.source(), plan).unwrap();
+    while stand.left().await > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    router.stop(Duration::from_secs(5)).await;
+    let deletes = stand.front.calls("DeleteMessageBatch").len();
+    assert!(
+        (20..=40).contains(&deletes),
+        "{deletes} deletes for 200 messages"
+    );
 }

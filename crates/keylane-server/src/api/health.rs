@@ -60,8 +60,12 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
 fn readiness(known: &[Problem], more: Vec<Value>) -> (StatusCode, Value) {
     // An order that was broken is shown for ever; to take the program out would mend nothing. Nor
     // for one key, while the others go on.
-    let keeps_from_work =
-        |problem: &Problem| !matches!(problem.trouble, Trouble::Order | Trouble::StalledKey(_));
+    let keeps_from_work = |problem: &Problem| {
+        !matches!(
+            problem.trouble,
+            Trouble::Order | Trouble::StalledKey(_) | Trouble::BlockedKey(_)
+        )
+    };
     let works = more.is_empty() && !known.iter().any(keeps_from_work);
     let problems: Vec<Value> = known.iter().map(told).chain(more).collect();
     let (code, status) = match works {
@@ -83,6 +87,7 @@ fn told(problem: &Problem) -> Value {
         Trouble::StalledSource(name) => json!({"trouble": "source stalled", "source": name}),
         Trouble::StalledPool(name) => json!({"trouble": "pool stalled", "pool": name}),
         Trouble::StalledKey(name) => json!({"trouble": "key stalled", "pool": name}),
+        Trouble::BlockedKey(name) => json!({"trouble": "key blocked", "pool": name}),
     };
     let mut told = trouble;
     told["detail"] = json!(problem.text);

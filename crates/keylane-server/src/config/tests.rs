@@ -227,7 +227,7 @@ fn a_value_where_a_table_belongs_is_an_error() {
 
 #[test]
 fn brokers_that_are_not_built_in_are_refused_by_name() {
-    for broker in ["activemq", "pulsar", "kafka"] {
+    for broker in ["pulsar", "kafka"] {
         let text = format!("[sources.s]\ntype = \"{broker}\"\n");
         let expected = format!(
             "my.toml:2: sources.s.type: \"{broker}\" is not allowed; reading from {broker} is not built into this version"
@@ -400,6 +400,73 @@ fn the_secret_of_sqs_is_not_shown() {
     );
     let shown = format!("{:?} {:?}", config.plan, config.settings);
     assert!(shown.contains("AKIA") && !shown.contains("hush"), "{shown}");
+}
+
+#[test]
+fn the_documented_options_of_activemq_are_its_own_defaults() {
+    let config = load("[sources.x]\ntype = \"activemq\"");
+    let options = keylane_router::activemq::Options::new("amqp://127.0.0.1", "x");
+    let kind = SourceKind::Activemq(options.expect("right"));
+    assert_eq!(config.plan.sources["x"].kind, kind);
+}
+
+#[test]
+fn options_of_activemq_that_do_not_fit_are_named() {
+    let wrong = wrong(
+        r#"
+        [sources.a]
+        type = "activemq"
+        url = "amqp://me:hush@broker"
+        user = "you"
+        lease = "10ms"
+        queue_settings = "trust"
+        [sources.b]
+        type = "activemq"
+        url = "tcp://broker:61616"
+        password = "hush"
+        queue = ""
+        [sources.c]
+        type = "activemq"
+        url = "amqp://broker"
+        queue = "a"
+        "#,
+    );
+    for part in [
+        "sources.a.user: url has a user already",
+        "sources.a.lease: \"10ms\" is not allowed; give at least \"1s\"",
+        "sources.a.queue_settings: \"trust\" is not allowed",
+        "sources.b.url: \"tcp://broker:61616\" is not allowed; give amqp://host:5672",
+        "sources.b.password: there is no user for it",
+        "sources.b.queue: \"\" is not allowed",
+        "sources.c.queue: source `a` reads this queue already",
+    ] {
+        assert!(
+            wrong.iter().any(|text| text.contains(part)),
+            "{part}: {wrong:?}"
+        );
+    }
+    assert_eq!(wrong.len(), 7, "{wrong:?}");
+    assert!(!wrong.iter().any(|text| text.contains("hush")), "{wrong:?}");
+}
+
+#[test]
+fn the_password_of_activemq_is_not_shown() {
+    let config = load(
+        r#"
+        [sources.a]
+        type = "activemq"
+        url = "amqp://me:hush@broker"
+        [sources.b]
+        type = "activemq"
+        user = "me"
+        password = "hush"
+        "#,
+    );
+    let shown = format!("{:?} {:?}", config.plan, config.settings);
+    assert!(
+        shown.contains("broker") && !shown.contains("hush"),
+        "{shown}"
+    );
 }
 
 #[test]

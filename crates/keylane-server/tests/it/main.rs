@@ -1,5 +1,6 @@
 //! Runs the real program.
 
+mod activemq;
 mod backup;
 mod config;
 mod crash;

@@ -1,13 +1,15 @@
 //! The failure table of the design, a test per row, over real HTTP. R2, R8.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use keylane_router::health::{Problem, Trouble};
 use keylane_router::plan::{OnExhausted, OnRefused, Plan};
 use keylane_router::store::{LaneName, Store};
 use keylane_router::testing::{Answer, Behaviour, Request};
 
-use super::top::{Top, quick_plan, until};
+use super::top::{Top, ill_while, quick_plan, until};
 
 /// Gives these answers, one per request, then 200.
 fn answers(script: Vec<Answer>) -> impl Behaviour {
@@ -223,6 +225,27 @@ async fn exhausted_block_retries_for_ever_and_those_behind_wait() {
     let top = after(exhausted(policy), vec![Answer::status(500); 7]).await;
     assert_eq!(top.starts("g"), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
     assert_eq!(top.counters().returned.get(), 0);
+}
+
+#[tokio::test]
+async fn a_blocked_key_is_an_alert_until_its_head_is_resolved() {
+    let ill = Arc::new(AtomicBool::new(true));
+    let top = Top::new(exhausted(Some(OnExhausted::Block)), ill_while(&ill)).await;
+    top.publish_all(&[("g", 1), ("h", 1)]).await;
+    until("both are blocked", || top.router.pools()[0].blocked == 2).await;
+    let problems = top.router.problems();
+    let [Problem { trouble, text, .. }] = &problems[..] else {
+        panic!("{problems:?}");
+    };
+    assert_eq!(*trouble, Trouble::BlockedKey("default".into()));
+    assert!(
+        text.contains("key `g`") && text.contains("1 other"),
+        "{text}"
+    );
+    ill.store(false, Ordering::SeqCst);
+    top.drained().await;
+    until("it is over", || top.router.problems().is_empty()).await;
+    assert_eq!(top.router.pools()[0].blocked, 0);
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 //! lease was lost settles nothing, and nothing overtakes what is given again.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -467,6 +468,85 @@ async fn r12_an_ack_that_waited_longer_than_the_lease_is_not_sent_and_counted() 
     top.balances();
 }
 
+#[tokio::test(start_paused = true)]
+async fn r12_no_attempt_starts_on_what_was_lent_over_a_connection_that_ended() {
+    let top = leased(|source| source).await;
+    let connection = top.feeder.settler.connected();
+    top.feed([1, 2, 3]);
+    top.called(&[1]).await;
+    connection.cut();
+    top.target.go.add_permits(10);
+    top.lost(3).await;
+    top.nothing_is_held().await;
+    assert_eq!(top.target.calls(), [1], "called after the connection ended");
+    assert_eq!(top.feeder.all_settled(), []);
+    // Over the next one it is lent anew. What was delivered needs only its ack.
+    top.feeder.settler.connected();
+    top.feed([1, 2, 3]);
+    top.feeder.settled(3).await;
+    assert_eq!(top.target.calls(), [1, 2, 3]);
+    top.balances();
+}
+
+#[tokio::test(start_paused = true)]
+async fn r12_what_comes_again_over_the_next_connection_keeps_its_place() {
+    let top = leased(|source| source).await;
+    let connection = top.feeder.settler.connected();
+    top.feed([1, 2]);
+    top.called(&[1]).await;
+    connection.cut();
+    top.feeder.settler.connected();
+    let newest = top.feed([1, 2]);
+    until("it came again", || top.counters().redelivered.get() == 2).await;
+    top.target.go.add_permits(2);
+    let settled = top.feeder.settled(2).await;
+    assert_eq!(
+        settled,
+        [Settled::Acked(1, newest), Settled::Acked(2, newest + 1)]
+    );
+    assert_eq!(top.target.calls(), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn r12_a_loan_that_ends_by_the_clock_ends_its_connection_and_all_that_was_lent_over_it() {
+    let top = leased(|source| source).await;
+    let connection = top.feeder.settler.connected();
+    top.target.answer(1, busy(Duration::from_secs(36_000)));
+    top.feed_key("a", [1]);
+    top.called(&[1]).await;
+    let away = SettleError::Again("the broker is away".to_owned());
+    top.not_renewed(1, Some(away));
+    tokio::time::sleep(LEASE * 3 / 4).await;
+    assert!(connection.holds());
+    // Lent later, and to be renewed for long.
+    top.feed_key("b", [2, 3]);
+    until("called", || top.target.calls() == [1, 2]).await;
+    until("the connection is given up", || !connection.holds()).await;
+    top.target.go.add_permits(10);
+    top.lost(3).await;
+    top.nothing_is_held().await;
+    assert_eq!(top.target.calls(), [1, 2], "3 was called on a lost lease");
+}
+
+#[tokio::test(start_paused = true)]
+async fn r12_an_ack_that_came_too_late_ends_the_connection_it_was_for() {
+    let top = leased(TestSource::confirming).await;
+    let connection = top.feeder.settler.connected();
+    top.feeder.settler.failing_acks.store(1, Ordering::SeqCst);
+    top.target.go.add_permits(1);
+    top.feed([1]);
+    until("tried", || {
+        top.feeder.settler.failing_acks.load(Ordering::SeqCst) == 0
+    })
+    .await;
+    top.clock.suspend(LEASE * 2);
+    until("late", || top.counters().late_settlements.get() == 1).await;
+    assert!(
+        !connection.holds(),
+        "the broker still believes us to have it"
+    );
+}
+
 /// Finds the target's address, and meanwhile the lease ends.
 #[derive(Debug)]
 struct SlowResolver(TestClock);
@@ -543,4 +623,39 @@ async fn where_nothing_goes_back_in_order_the_longest_loan_ends_by_itself() {
     assert!(last - begun < longest - LEASE, "renewed for too long");
     assert!(top.feeder.all_settled().is_empty());
     top.nothing_is_held().await;
+}
+
+/// What is spilled needs every message that is under way, and nobody else.
+#[tokio::test(start_paused = true)]
+async fn r6_a_message_whose_lease_ended_before_its_call_keeps_nothing_from_being_spilled() {
+    let top = leased(TestSource::confirming).await;
+    let mut plan = patient_plan();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.lane_capacity = NonZeroUsize::new(2).unwrap();
+    let unsettled = 2 * pool.concurrency.unwrap().get() as u64;
+    top.router.reload(plan).await.unwrap();
+    // As many are delivered and not acked as there may be: the next one waits with its call.
+    top.feeder.settler.hanging.store(true, Ordering::SeqCst);
+    for id in 100..100 + unsettled {
+        top.target.answer(id, Outcome::Delivered);
+        top.feed_key(&id.to_string(), [id]);
+    }
+    until("they are called", || {
+        top.target.calls().len() as u64 == unsettled
+    })
+    .await;
+    top.feed([1]);
+    until("received", || {
+        top.counters().received.get() == unsettled + 1
+    })
+    .await;
+    top.clock.suspend(LEASE * 2);
+    top.feeder.settler.hanging.store(false, Ordering::SeqCst);
+    top.nothing_is_held().await;
+    top.feed([1, 2, 3, 4]);
+    until("it is spilled", || top.counters().spilled.get() >= 3).await;
+    top.target.go.add_permits(4);
+    let of_g = || top.target.calls()[unsettled as usize..].to_vec();
+    until("all are called", || of_g().len() == 4).await;
+    assert_eq!(of_g(), [1, 2, 3, 4]);
 }

@@ -2,9 +2,14 @@
 
 use std::time::Duration;
 
+use keylane_router::Router;
+use keylane_router::embedded::Db;
 use keylane_router::history;
+use keylane_router::source::Order;
 use keylane_router::testing::{Answer, random};
 
+use super::log::Log;
+use super::test_source::test_source;
 use super::top::{Top, quick_plan};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -29,4 +34,28 @@ async fn a_flaky_target_gets_every_key_in_order_and_nothing_is_lost() {
     assert!(report.is_green(), "{report:?}");
     assert_eq!(report.counts.published, 1000);
     top.router.stop(Duration::from_secs(5)).await;
+}
+
+#[tokio::test]
+async fn what_a_source_does_not_promise_of_order_is_said_at_start_up() {
+    for (order, said) in [
+        (Order::Kept, None),
+        (Order::AsItComes, Some("as they arrive")),
+        (Order::NoKeys, Some("side by side")),
+    ] {
+        let (log, _here) = Log::start();
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(folder.path(), Default::default()).unwrap();
+        let (source, _feeder) = test_source("t");
+        let router = Router::builder()
+            .store(db.store())
+            .source("t", source.ordered(order))
+            .start()
+            .await
+            .unwrap();
+        router.stop(Duration::from_secs(5)).await;
+        let lines = log.with("promises no order");
+        assert_eq!(lines.len(), usize::from(said.is_some()), "{lines:?}");
+        assert!(said.is_none_or(|said| lines[0].contains(said)), "{lines:?}");
+    }
 }

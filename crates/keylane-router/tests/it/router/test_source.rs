@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::source::{
-    BatchId, Features, Received, Room, SettleError, Settler, Source, SourceError,
+    BatchId, Bond, Features, Order, Received, Room, SettleError, Settler, Source, SourceError,
 };
 use tokio::sync::{mpsc, watch};
 
@@ -44,6 +44,14 @@ pub(crate) struct TestSettler {
     pub(crate) renewed: Arc<Mutex<Vec<(Receipt, tokio::time::Instant)>>>,
     /// Messages whose leases cannot be renewed.
     pub(crate) not_renewed: Arc<Mutex<HashMap<u64, SettleError>>>,
+    /// Over which connections deliveries go and went, where loans end with them.
+    bonds: Arc<Mutex<Bonds>>,
+}
+
+#[derive(Default)]
+struct Bonds {
+    now: Option<Bond>,
+    of_delivery: HashMap<u64, Bond>,
 }
 
 /// The broker's side.
@@ -74,6 +82,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         hanging: Arc::default(),
         renewed: Arc::default(),
         not_renewed: Arc::default(),
+        bonds: Arc::default(),
     };
     let features = Features {
         identity: true,
@@ -122,6 +131,12 @@ impl TestSource {
         self
     }
 
+    /// As a broker that keeps the order of a key, or does not.
+    pub(crate) fn ordered(mut self, order: Order) -> Self {
+        self.features.order = order;
+        self
+    }
+
     /// As a broker that lends no longer than this, whatever is renewed.
     pub(crate) fn longest(mut self, loan: Duration) -> Self {
         self.features.longest_loan = Some(loan);
@@ -146,6 +161,8 @@ impl Feeder {
     pub(crate) fn feed(&self, batch: Vec<Fed<'_>>) -> u64 {
         let number = BatchId(self.next_batch.fetch_add(1, Ordering::Relaxed));
         let first = self.deliveries.load(Ordering::Relaxed);
+        let over = first..first + batch.len() as u64;
+        over.for_each(|delivery| self.settler.lend(delivery));
         let received = batch.into_iter().map(|fed| Received {
             identity: Identity {
                 source: self.name.clone(),
@@ -187,6 +204,20 @@ impl Feeder {
 }
 
 impl TestSettler {
+    /// A new connection.
+    pub(crate) fn connected(&self) -> Bond {
+        let bond = Bond::new();
+        self.bonds.lock().unwrap().now = Some(bond.clone());
+        bond
+    }
+
+    fn lend(&self, delivery: u64) {
+        let mut bonds = self.bonds.lock().unwrap();
+        if let Some(bond) = bonds.now.clone() {
+            bonds.of_delivery.insert(delivery, bond);
+        }
+    }
+
     fn note(&self, settled: Settled) {
         let mut all = self.settled.lock().unwrap();
         all.push(settled);
@@ -271,5 +302,10 @@ impl Settler for TestSettler {
             }
         };
         receipts.into_iter().map(renew).collect()
+    }
+
+    fn bond(&self, receipt: &Receipt) -> Option<Bond> {
+        let bonds = self.bonds.lock().unwrap();
+        bonds.of_delivery.get(&receipt.1).cloned()
     }
 }

@@ -1,6 +1,7 @@
 //! Reads the sources and checks them against each other and against the pools. What a type of source
 //! has of its own is in the file of its name.
 
+mod activemq;
 pub(crate) mod embedded;
 mod rabbitmq;
 mod sqs;
@@ -12,7 +13,6 @@ use std::sync::Arc;
 use keylane_router::plan::{
     Envelope, Instances, Keyless, OnExhausted, Overflow, PoolPlan, SourceKind, SourcePlan,
 };
-
 use keylane_router::rabbitmq::Size;
 
 use super::errors::nearest;
@@ -53,6 +53,11 @@ pub(super) const TYPES: &[Type] = &[
         name: "sqs",
         documented: Some(sqs::DOCUMENTED),
         read: sqs::read,
+    },
+    Type {
+        name: "activemq",
+        documented: Some(activemq::DOCUMENTED),
+        read: activemq::read,
     },
 ];
 
