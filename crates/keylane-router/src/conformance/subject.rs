@@ -81,6 +81,12 @@ pub trait Queue: Send + Sync + 'static {
         std::future::ready(Err(format!("nobody said how to do this: {fault:?}")))
     }
 
+    /// Answers when the broker would not forget the queue if it were killed. Some answer that a queue
+    /// is made before they have written it down.
+    fn kept(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// Where dead letters and parked keys are kept; `None` = in memory.
     fn store(&self) -> Option<Arc<dyn Store>> {
         None
@@ -161,6 +167,7 @@ pub(super) trait AnyQueue: Send + Sync {
     fn publish(&self, messages: Vec<Published>) -> Boxed<'_, Result<(), String>>;
     fn left(&self) -> Boxed<'_, Result<Option<u64>, String>>;
     fn fault(&self, fault: Fault) -> Boxed<'_, Result<(), String>>;
+    fn kept(&self) -> Boxed<'_, ()>;
     fn store(&self) -> Option<Arc<dyn Store>>;
     fn child(&self) -> Boxed<'_, Option<Command>>;
 }
@@ -222,6 +229,10 @@ impl<Q: Queue> AnyQueue for Q {
 
     fn left(&self) -> Boxed<'_, Result<Option<u64>, String>> {
         Box::pin(Queue::left(self))
+    }
+
+    fn kept(&self) -> Boxed<'_, ()> {
+        Box::pin(Queue::kept(self))
     }
 
     fn fault(&self, fault: Fault) -> Boxed<'_, Result<(), String>> {

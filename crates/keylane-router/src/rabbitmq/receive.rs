@@ -17,7 +17,7 @@ use lapin::{Channel, Connection, ConnectionProperties, Consumer};
 
 use super::link::{GAVE_BACK, Link};
 use super::message::{Names, Which, headers, key};
-use super::options::{Options, Reader};
+use super::options::{Options, QueueType, Reader};
 use super::queue::{self, Refused, error_text};
 use super::settle::{RabbitmqSettler, Receipt};
 use super::sizes::How;
@@ -364,10 +364,17 @@ impl Source for RabbitmqSource {
 
     async fn close(self) {
         if let Some(reading) = &self.reading {
+            if self.options.queue_type == QueueType::Quorum && reading.link.ended().is_none() {
+                tokio::time::sleep(QUORUM_TAKES_ACKS).await;
+            }
             reading.link.close("the source was closed").await;
         }
     }
 }
+
+/// A quorum queue takes acks in the background, after the channel has answered for them: those that
+/// it has not taken when the channel closes are lost, and their messages come again.
+const QUORUM_TAKES_ACKS: Duration = Duration::from_secs(1);
 
 impl Drop for RabbitmqSource {
     /// Without a close this is the loss of the connection, whoever still has receipts of it.

@@ -99,6 +99,9 @@ async fn broker_goes(rig: Rig, how: Fault) -> Result<Summary, End> {
     let run = rig
         .start_to_cut(setup.script(flaky(rig.chance.clone())))
         .await?;
+    if how == Fault::Kill {
+        run.queue.kept().await;
+    }
     for round in 0..rig.times {
         let before = KEYS * (round * EACH) as usize;
         run.publish(&keys(KEYS), round * EACH..(round + 1) * EACH)

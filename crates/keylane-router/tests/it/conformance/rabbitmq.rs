@@ -351,6 +351,11 @@ impl Queue for RabbitQueue {
         super::as_a_router(self.rabbit.router(), Path::new(&self.name))
     }
 
+    /// Killed within two seconds, RabbitMQ 3.10.8 forgets a durable queue that it has answered for.
+    async fn kept(&self) {
+        tokio::time::sleep(Duration::from_secs(4)).await;
+    }
+
     async fn fault(&self, fault: Fault) -> Result<(), String> {
         match fault {
             Fault::Cut | Fault::Redeliver | Fault::EndLeases => self.proxy()?.cut_all(),
