@@ -765,6 +765,8 @@ impl<S: Source> Consume<S> {
             LaneScope::Source => self.name.clone(),
             LaneScope::Pool => any_source(),
         };
+        // One worker takes one message after the other.
+        let key = key.filter(|_| self.plan.workers != Some(NonZeroUsize::MIN));
         if let Some(key) = key {
             return LaneId::Key {
                 source,
@@ -772,6 +774,7 @@ impl<S: Source> Consume<S> {
             };
         }
         let serial = match self.plan.keyless {
+            _ if self.plan.workers == Some(NonZeroUsize::MIN) => true,
             Some(keyless) => keyless == Keyless::Serial,
             None => self.features.keyless_serial,
         };
@@ -1020,7 +1023,7 @@ impl<T: Settler> Settle<T> {
     /// the router stopped for good before that.
     async fn settle(&self, settlement: &Settlement, mut ids: Vec<BrokerId>) -> bool {
         let mut back_off = FIRST_BACK_OFF;
-        if *settlement != Settlement::Ack && self.stop.is_cancelled() {
+        if matches!(settlement, Settlement::Return { .. }) && self.stop.is_cancelled() {
             self.takes_no_more.cancelled().await;
         }
         loop {
@@ -1030,6 +1033,7 @@ impl<T: Settler> Settle<T> {
             let results = match settlement {
                 Settlement::Ack => self.settler.ack(receipts).await,
                 Settlement::Return { delay } => self.settler.give_back(receipts, *delay).await,
+                Settlement::Reject => self.settler.reject(receipts).await,
             };
             fault::point("settle:after");
             if self.remember && *settlement == Settlement::Ack {

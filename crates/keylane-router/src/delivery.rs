@@ -31,6 +31,8 @@ pub(crate) enum Settlement {
         /// How long the source keeps it.
         delay: Duration,
     },
+    /// To the broker's own dead letters.
+    Reject,
 }
 
 /// What is to be done with a delivery instead of calling its target.

@@ -148,7 +148,8 @@ impl Feeder {
             pool.row_moved(&LaneId::of(&self.lane));
         }
         match settled.settlement {
-            Settlement::Ack => self.done.push(Done {
+            // A row is ours: what is rejected of it was stored or dropped before.
+            Settlement::Ack | Settlement::Reject => self.done.push(Done {
                 row: settled.id,
                 identity,
                 _counted: settled.counted,

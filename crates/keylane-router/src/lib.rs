@@ -50,6 +50,7 @@ mod verbs;
 mod waits;
 mod watch;
 mod weight;
+mod workers;
 
 pub use router::{Builder, Router, StartError};
 pub use verbs::{By, VerbError};

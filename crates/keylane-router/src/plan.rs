@@ -206,6 +206,9 @@ pub struct SourcePlan {
     pub kind: SourceKind,
     /// Messages out at once.
     pub window: NonZeroUsize,
+    /// Attempts at once, in all pools together; `None` = as many as the pools allow. One makes the
+    /// source one lane: its messages run in the order in which they come, whatever their keys.
+    pub workers: Option<NonZeroUsize>,
     /// Whether others read the same queue.
     pub instances: Instances,
     /// How keyless messages run; `None` = by source.
@@ -225,6 +228,9 @@ pub enum SourceKind {
     /// A queue of Amazon SQS.
     #[cfg(feature = "sqs")]
     Sqs(crate::sqs::Options),
+    /// A queue of RabbitMQ.
+    #[cfg(feature = "rabbitmq")]
+    Rabbitmq(Box<crate::rabbitmq::Options>),
     /// A queue of ActiveMQ Classic or Artemis.
     #[cfg(feature = "activemq")]
     Activemq(crate::activemq::Options),
@@ -342,6 +348,7 @@ impl SourcePlan {
                 queue: queue.into(),
             },
             window: NonZeroUsize::new(1000).expect("not zero"),
+            workers: None,
             instances: Instances::One,
             keyless: None,
             envelope: Envelope::Keylane,

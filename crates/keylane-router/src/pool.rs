@@ -41,9 +41,13 @@ use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 use crate::watch;
 use crate::weight::{Weight, Weights};
+use crate::workers::Workers;
 
 /// The longest wait between two tries to write to a store.
 const STORE_BACK_OFF: Duration = Duration::from_secs(30);
+
+/// A lane that was promised a worker, and found none, asks again after this.
+const NO_WORKER: Duration = Duration::from_millis(1);
 
 /// A window or a budget that is full for this long has lanes in it that have more than their part.
 pub(crate) const FULL_FOR: Duration = Duration::from_millis(100);
@@ -69,9 +73,13 @@ pub(crate) struct Shared {
     pub(crate) history: Option<Arc<Recorder>>,
 }
 
-/// What a source can do when there is no room or no hope.
-#[derive(Clone, Copy, Debug)]
+/// What a source can do when there is no room or no hope, and how much of it may run.
+#[derive(Clone)]
 pub(crate) struct Ability {
+    /// Its attempts at once, where they are limited.
+    pub(crate) workers: Option<Arc<Workers>>,
+    /// It has dead letters of its own, which are asked for.
+    pub(crate) rejects: bool,
     /// It takes messages back in order and with a delay.
     pub(crate) returns: bool,
     /// What is done with its lanes that are over, where no pool says so.
@@ -105,7 +113,15 @@ impl Shared {
 
     fn ability(&self, source: &Arc<str>) -> Option<Ability> {
         let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
-        sources.get(source).copied()
+        sources.get(source).cloned()
+    }
+
+    fn workers(&self, source: &Arc<str>) -> Option<Arc<Workers>> {
+        self.ability(source)?.workers
+    }
+
+    fn rejects(&self, source: &Arc<str>) -> bool {
+        self.ability(source).is_some_and(|source| source.rejects)
     }
 
     /// The feeder of a stored key, started if need be.
@@ -603,11 +619,17 @@ pub(crate) type Job = Box<Delivery>;
 
 impl Handler<LaneId, Job> for Attempts {
     fn gate(&self, delivery: &Job) -> Gate {
-        if delivery.fate != Fate::Attempt || delivery.is_lost() || self.breaker_allows(delivery) {
+        if delivery.fate != Fate::Attempt || delivery.is_lost() {
             return Gate::Go;
         }
-        self.note_held(delivery);
-        Gate::UntilReleased
+        if !self.breaker_allows(delivery) {
+            self.note_held(delivery);
+            return Gate::UntilReleased;
+        }
+        match self.worker_is_free(delivery) {
+            true => Gate::Go,
+            false => Gate::UntilReleased,
+        }
     }
 
     async fn handle(&self, mut delivery: Job, slot: usize) -> Reply<Job> {
@@ -689,6 +711,15 @@ impl Attempts {
         tracing::debug_span!("attempt", pool, slot, number, identity = %delivery.identity)
     }
 
+    /// Whether its source may run one more; if not, the lane is woken when it may.
+    fn worker_is_free(&self, delivery: &Delivery) -> bool {
+        let Some(workers) = self.shared.workers(&delivery.identity.source) else {
+            return true;
+        };
+        let pool = self.pool.get().cloned().unwrap_or_default();
+        workers.free_or_wait(&self.name, &pool, &delivery.lane)
+    }
+
     /// One call of the target, and what follows from it.
     async fn attempt(
         &self,
@@ -697,6 +728,18 @@ impl Attempts {
         slot: usize,
         run: &Watched<'_>,
     ) -> Reply<Job> {
+        let workers = self.shared.workers(&delivery.identity.source);
+        let _worker = match workers.map(|workers| workers.try_take()) {
+            // Others were quicker: it asks again in a moment.
+            Some(None) => {
+                return Reply::Hold {
+                    job: delivery,
+                    until: Some(Instant::now() + NO_WORKER),
+                };
+            }
+            Some(worker) => worker,
+            None => None,
+        };
         let call = match self.begin(&delivery) {
             Ok(call) => call,
             Err(()) => return self.wait_for_breaker(delivery),
@@ -1018,6 +1061,9 @@ impl Attempts {
         reason: &'static str,
         text: String,
     ) -> Reply<Job> {
+        if !delivery.is_stored() && self.shared.rejects(&delivery.identity.source) {
+            return self.reject(delivery, reason, &text);
+        }
         match self.store_letter(&delivery, &lane, reason, &text).await {
             Ok(()) => {
                 self.shared.health.well(Trouble::Store);
@@ -1034,6 +1080,19 @@ impl Attempts {
                 self.hold_for_store(delivery, &error)
             }
         }
+    }
+
+    /// To the broker's own dead letters.
+    fn reject(&self, delivery: Job, reason: &'static str, text: &str) -> Reply<Job> {
+        tracing::warn!(identity = %delivery.identity, pool = &*self.name, reason, "rejected, for the broker's own dead letters: {text}");
+        self.shared
+            .note(&delivery, EventKind::Reject, "dead-letter");
+        match reason {
+            "skipped" => delivery.counters.skipped.one(),
+            _ => delivery.counters.dead_lettered.one(),
+        }
+        delivery.settle(Settlement::Reject);
+        Reply::Done
     }
 
     async fn store_letter(

@@ -8,6 +8,7 @@ use crate::health::Trouble;
 use crate::jitter;
 use crate::lease::{Lease, Terms};
 use crate::message::BrokerId;
+use crate::plan::Overflow;
 use crate::router::Inner;
 use crate::source::{SettleError, Settler};
 use crate::spill::Over;
@@ -101,11 +102,18 @@ impl<T: Settler, H: Leases<T::Receipt>> Renewals<T, H> {
         longest.is_some_and(|longest| out_for + 2 * self.terms.length > longest)
     }
 
-    /// The lane goes back to its source whole, where that takes it in order; elsewhere the loan ends
-    /// by itself.
+    /// The lane goes back to its source whole, where that takes it in order, or to the store, if that
+    /// is where lanes go that are over; elsewhere the loan ends by itself.
     fn give_back(&self, lease: &Arc<Lease>) {
-        if let Some((pool, lane)) = lease.lane().filter(|_| self.returns) {
+        let Some((pool, lane)) = lease.lane() else {
+            return;
+        };
+        let overflow = self.router.shared.overflow(&pool.plan(), &self.name);
+        if self.returns {
             pool.overflow(&lane, Over::Return);
+        } else if overflow == Overflow::Spill {
+            let why = "it has been out for nearly as long as its broker allows";
+            pool.overflow(&lane, Over::Spill(why.to_owned()));
         }
     }
 

@@ -28,6 +28,7 @@ use crate::source::{Features, Order, Source};
 use crate::store::{LaneName, Store, StoreError};
 use crate::waits::BreakerWaits;
 use crate::watch::{Alarm, Watchdog};
+use crate::workers::Workers;
 
 /// About how many bytes one receive asks for.
 const RECEIVE_BYTES: usize = 4 << 20;
@@ -475,7 +476,15 @@ fn ability(features: &Features, source: &SourcePlan) -> Ability {
         None => Overflow::Spill,
         Some(_) => Overflow::Wait,
     };
-    Ability { returns, overflow }
+    Ability {
+        workers: source
+            .workers
+            .filter(|most| most.get() > 1)
+            .map(Workers::new),
+        rejects: features.dead_letter,
+        returns,
+        overflow,
+    }
 }
 
 impl Inner {

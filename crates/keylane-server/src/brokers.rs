@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use keylane_router::Router;
 use keylane_router::activemq::ActiveMqSource;
-use keylane_router::plan::{SourceKind, SourcePlan};
+use keylane_router::plan::{Instances, SourceKind, SourcePlan};
+use keylane_router::rabbitmq::RabbitmqSource;
 use keylane_router::sqs::SqsSource;
 
 use crate::sources::SourceError;
@@ -23,6 +24,13 @@ pub(crate) async fn connect(
 ) -> Result<(), SourceError> {
     match plan.kind.clone() {
         SourceKind::Embedded { .. } | SourceKind::Custom => Ok(()),
+        SourceKind::Rabbitmq(options) => {
+            let source = RabbitmqSource::new(name.clone(), *options, &plan);
+            let source = source.map_err(|wrong| {
+                SourceError::Broker(format!("source `{name}`: {}", wrong.join("; ")))
+            })?;
+            Ok(router.add_source(name, source, plan)?)
+        }
         SourceKind::Sqs(options) => {
             let source = SqsSource::new(name.clone(), options);
             let mut source = source.map_err(|problems| {
@@ -34,7 +42,8 @@ pub(crate) async fn connect(
             checked.map_err(|error| SourceError::Broker(error.to_string()))?;
             Ok(router.add_source(name, source, plan)?)
         }
-        SourceKind::Activemq(options) => {
+        SourceKind::Activemq(mut options) => {
+            options.alone = plan.instances == Instances::One;
             let source = ActiveMqSource::new(name.clone(), options);
             Ok(router.add_source(name, source, plan)?)
         }

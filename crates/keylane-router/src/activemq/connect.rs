@@ -4,12 +4,12 @@ use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
 
-use fe2o3_amqp::connection::{ConnectionHandle, OpenError};
+use fe2o3_amqp::connection::{ConnectionHandle, ConnectionStopReason, OpenError};
 use fe2o3_amqp::link::ReceiverAttachError;
 use fe2o3_amqp::link::receiver::CreditMode;
 use fe2o3_amqp::sasl_profile::SaslProfile;
-use fe2o3_amqp::session::SessionHandle;
-use fe2o3_amqp::types::definitions::SenderSettleMode;
+use fe2o3_amqp::session::{BeginError, SessionHandle};
+use fe2o3_amqp::types::definitions::{Error, SenderSettleMode};
 use fe2o3_amqp::types::messaging::Source;
 use fe2o3_amqp::types::primitives::Symbol;
 use fe2o3_amqp::{Connection, Receiver, Session};
@@ -85,7 +85,12 @@ impl Connector {
 
     async fn connect_anyhow(&self) -> Result<Connected, Failure> {
         let (mut connection, peer) = self.open().await?;
-        let broken = |error| Failure::passing(format!("the broker opens no session: {error}"));
+        let broken = |error| match error {
+            BeginError::ConnectionStopped(ConnectionStopReason::RemoteClosedWithError(error)) => {
+                Failure::passing(self.refused(&error))
+            }
+            other => Failure::passing(format!("the broker opens no session: {other}")),
+        };
         let mut session = Session::begin(&mut connection).await.map_err(broken)?;
         let receiver = self.attach(&mut session).await?;
         Ok(Connected {
@@ -94,6 +99,20 @@ impl Connector {
             receiver,
             peer,
         })
+    }
+
+    /// Classic opens a connection before it looks at whose it is.
+    fn refused(&self, error: &Error) -> String {
+        let text = described(error);
+        // What is wrong with it is its name, which another connection has.
+        let taken = text.contains("InvalidField");
+        match self.options.alone && taken {
+            true => format!(
+                "queue `{}` is read by another instance, or the broker has not noticed its end yet; if several are to read it, set instances = \"many\": {text}",
+                self.options.queue
+            ),
+            false => format!("{} ended the connection: {text}", self.options.place()),
+        }
     }
 
     async fn open(&self) -> Result<(ConnectionHandle<()>, Peer), Failure> {
@@ -157,6 +176,7 @@ impl Connector {
             (OpenError::SaslError { .. }, None) => {
                 Failure::permanent(format!("{place} wants a user: give user and password"))
             }
+            (OpenError::RemoteClosedWithError(error), _) => Failure::passing(self.refused(error)),
             _ => Failure::passing(format!("{place} opens no connection: {error}")),
         }
     }
@@ -186,7 +206,7 @@ impl Connector {
 }
 
 /// An error of the broker in its own words.
-pub(super) fn described(error: &fe2o3_amqp::types::definitions::Error) -> String {
+pub(super) fn described(error: &Error) -> String {
     let condition = format!("{:?}", error.condition);
     match &error.description {
         Some(text) => format!("{text} ({condition})"),

@@ -42,7 +42,7 @@ pub const DECLARED_CLASSIC: Declared = Declared {
     name: "activemq (Classic)",
     features: FEATURES,
     key_from: "`group-id` (`JMSXGroupID`)",
-    why_not_more: "the broker has no return with a delay, so a head that fails is retried in place; an ack has no answer, so what was acked is remembered for a while. Several instances with more than 1,024 keys at once need `messageGroupMapFactoryType=\"bucket\"`. [More](sources/activemq.md).",
+    why_not_more: "a connection that is lost while acks are under way (a crash, a cut) may leave a long queue out of order: Classic then hands out some of what was behind before what was out; a stop does not. The broker has no return with a delay, so a head that fails is retried in place; an ack has no answer, so what was acked is remembered for a while. Several instances with more than 1,024 keys at once need `messageGroupMapFactoryType=\"bucket\"`. [More](sources/activemq.md).",
 };
 
 /// What a queue of Artemis promises.
@@ -90,7 +90,7 @@ impl ActiveMqSource {
             },
             own_ids: Arc::new(OwnIds::new(options.identity)),
             connector: Connector {
-                container: format!("keylane-{name}-{}", uuid::Uuid::now_v7().simple()).into(),
+                container: container(&options),
                 options: Arc::new(options),
                 tls,
             },
@@ -138,6 +138,17 @@ impl ActiveMqSource {
             text: failure.text,
             permanent: failure.permanent,
         }
+    }
+}
+
+/// What the broker knows us by. The same over all connections, so that there is one at a time: also
+/// over those of other processes, where no other is to read the queue. Classic hands out what is
+/// behind before what a dead consumer held, if another consumer was there when it died.
+fn container(options: &Options) -> Arc<str> {
+    let queue = &options.queue;
+    match options.alone {
+        true => format!("keylane/{queue}").into(),
+        false => format!("keylane/{queue}/{}", uuid::Uuid::now_v7().simple()).into(),
     }
 }
 

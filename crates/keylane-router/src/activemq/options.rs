@@ -21,6 +21,9 @@ pub struct Options {
     pub login: Option<Login>,
     /// The queue. On Artemis also `address::queue`.
     pub queue: String,
+    /// No other instance reads the queue, and the broker sees to that: it refuses a second connection
+    /// until the first has ended, with all that was out over it back in the queue.
+    pub alone: bool,
     /// For how long messages are ours after the last proof that the broker has our connection. Less
     /// than the broker's own idle timeout.
     pub lease: Duration,
@@ -94,6 +97,7 @@ impl Options {
             roots: Vec::new(),
             login,
             queue: queue.to_owned(),
+            alone: true,
             lease: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(10),
             identity: Identified::MessageId,

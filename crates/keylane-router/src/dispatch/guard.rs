@@ -57,6 +57,8 @@ impl Guard {
             SourceKind::Embedded { .. } | SourceKind::Custom => true,
             #[cfg(feature = "sqs")]
             SourceKind::Sqs(_) => false,
+            #[cfg(feature = "rabbitmq")]
+            SourceKind::Rabbitmq(_) => false,
             #[cfg(feature = "activemq")]
             SourceKind::Activemq(_) => false,
         };

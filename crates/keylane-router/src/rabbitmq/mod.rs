@@ -15,12 +15,14 @@ mod probe;
 mod queue;
 mod receive;
 mod settle;
+mod sizes;
 
 pub use options::{
     DeadLetterTo, Declare, IdentityFrom, KEY_HEADERS, Options, QueueType, Reader, masked,
 };
 pub use receive::RabbitmqSource;
 pub use settle::{RabbitmqSettler, Receipt};
+pub use sizes::{How, Size, prefetch, workers};
 
 use std::time::Duration;
 
@@ -33,6 +35,7 @@ pub const DECLARED: Declared = Declared {
         identity: true,
         ordered_return: true,
         lease: Some(Duration::from_secs(10)),
+        longest_loan: Some(Duration::from_secs(30 * 60)),
         several: Several::OneActive,
         ..Features::none("rabbitmq")
     },
@@ -47,6 +50,7 @@ pub fn features(options: &Options) -> Features {
         identity: options.identity == IdentityFrom::MessageId,
         dead_letter: options.dead_letter == DeadLetterTo::Broker,
         lease: Some(options.lease()),
+        longest_loan: (!options.consumer_timeout.is_zero()).then_some(options.consumer_timeout),
         order: match ordered {
             true => Order::Kept,
             false => Order::UntilReconnect,

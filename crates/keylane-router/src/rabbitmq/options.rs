@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use lapin::uri::AMQPUri;
 
+use super::sizes::Size;
+use crate::plan::{SourceKind, SourcePlan};
+
 /// Where keys are looked for unless told otherwise, the first that is there wins.
 pub const KEY_HEADERS: [&str; 2] = ["x-group-id", "JMSXGroupID"];
 
@@ -23,6 +26,10 @@ pub struct Options {
     /// What the messages are, if only one kind is in the queue. Names the consumer in the log and is
     /// a part of who it is: the same queue, tag and event type twice is an error.
     pub event_type: String,
+    /// Attempts at once; `None`: as many as the pools allow.
+    pub workers: Option<Size>,
+    /// Messages out at once; `None`: the plan's window.
+    pub prefetch: Option<Size>,
     /// What keeps the order of keys when connections or instances come and go.
     pub reader: Reader,
     /// The queue's type.
@@ -44,9 +51,6 @@ pub struct Options {
     /// How long a silent connection counts as alive. What is out may be acted on for half of it
     /// after the broker was heard of last.
     pub heartbeat: Duration,
-    /// The management API (`http://user:password@host:15672`), for what AMQP does not tell. Printed
-    /// without its password.
-    pub management_url: Option<String>,
     /// A PEM file of who may sign the broker's certificate, besides those the system knows.
     pub ca_file: Option<String>,
 }
@@ -118,6 +122,8 @@ impl Options {
             shards: None,
             consumer_tag: String::new(),
             event_type: String::new(),
+            workers: None,
+            prefetch: None,
             reader: Reader::Exclusive,
             queue_type: QueueType::Classic,
             declare: Declare::Passive,
@@ -128,9 +134,29 @@ impl Options {
             delivery_limit_accepted: false,
             consumer_timeout: Duration::from_secs(30 * 60),
             heartbeat: Duration::from_secs(20),
-            management_url: None,
             ca_file: None,
         }
+    }
+
+    /// With so many workers and messages out, 0 being the usual number for so many CPUs.
+    pub fn sized(mut self, workers: usize, prefetch: usize, cpus: NonZeroUsize) -> Self {
+        let workers = super::workers(workers, cpus);
+        self.workers = Some(workers);
+        self.prefetch = Some(super::prefetch(prefetch, workers.number));
+        self
+    }
+
+    /// A plan of a source with these options.
+    pub fn plan(&self) -> SourcePlan {
+        let mut plan = SourcePlan {
+            kind: SourceKind::Rabbitmq(Box::new(self.clone())),
+            workers: self.workers.map(|workers| workers.number),
+            ..SourcePlan::custom()
+        };
+        if let Some(prefetch) = self.prefetch {
+            plan.window = prefetch.number;
+        }
+        plan
     }
 
     /// Everything that is wrong with them, each with its remedy.
@@ -211,6 +237,8 @@ impl fmt::Debug for Options {
             .field("shards", &self.shards)
             .field("consumer_tag", &self.consumer_tag)
             .field("event_type", &self.event_type)
+            .field("workers", &self.workers)
+            .field("prefetch", &self.prefetch)
             .field("reader", &self.reader)
             .field("queue_type", &self.queue_type)
             .field("declare", &self.declare)
@@ -221,10 +249,6 @@ impl fmt::Debug for Options {
             .field("delivery_limit_accepted", &self.delivery_limit_accepted)
             .field("consumer_timeout", &self.consumer_timeout)
             .field("heartbeat", &self.heartbeat)
-            .field(
-                "management_url",
-                &self.management_url.as_deref().map(masked),
-            )
             .field("ca_file", &self.ca_file)
             .finish()
     }
@@ -255,8 +279,7 @@ mod tests {
             "amqp://user:s3/cret:s3cret@host",
         ];
         for url in urls {
-            let mut options = Options::new(url, "orders");
-            options.management_url = Some(url.replace("amqp", "http"));
+            let options = Options::new(url, "orders");
             let printed = format!("{options:?} {} {:?}", options.address(), options.check());
             for secret in ["s3cret", "s3cr", "cret"] {
                 assert!(!printed.contains(secret), "{url}: {printed}");

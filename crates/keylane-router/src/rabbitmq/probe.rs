@@ -141,7 +141,9 @@ async fn learn(
             None => return Err(Refused::by(queue, &error)),
         }
     }
-    let text = format!("queue `{queue}`: its arguments could not be read; set management_url");
+    let text = format!(
+        "queue `{queue}`: its arguments could not be read; please report this with the broker's version"
+    );
     Err(Refused::Other(text))
 }
 

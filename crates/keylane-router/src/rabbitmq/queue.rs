@@ -149,7 +149,7 @@ fn fits(options: &Options, queue: &str, facts: &Facts) -> Result<(), String> {
         && !options.delivery_limit_accepted
     {
         return Err(format!(
-            "queue `{queue}` has a delivery limit of {limit}: after so many deliveries the broker takes a message away, also if it was only waiting here when a connection was lost; remove the limit, or set delivery_limit_accepted = true"
+            "queue `{queue}` has a delivery limit of {limit}: after so many deliveries the broker takes a message away, also if it was only waiting here when a connection was lost; remove the limit, or set accept_delivery_limit = true"
         ));
     }
     if options.dead_letter == DeadLetterTo::Broker {
@@ -167,7 +167,7 @@ fn fits(options: &Options, queue: &str, facts: &Facts) -> Result<(), String> {
             }
             (Some(exchange), None) => {
                 return Err(format!(
-                    "dead_letter = \"broker\", but nobody can tell whether a queue is bound to exchange `{exchange}`; set management_url, or declare = \"create\""
+                    "dead_letter = \"broker\", but nobody can tell whether a queue is bound to exchange `{exchange}`; use declare = \"create\", which makes and binds one, or set dead_letter = \"store\""
                 ));
             }
             (Some(_), Some(true)) => {}
@@ -313,7 +313,7 @@ mod tests {
             ..facts()
         };
         let said = fits(&options, "q", &limited).unwrap_err();
-        assert!(said.contains("limit of 20") && said.contains("delivery_limit_accepted"));
+        assert!(said.contains("limit of 20") && said.contains("accept_delivery_limit"));
         options.delivery_limit_accepted = true;
         assert_eq!(fits(&options, "q", &limited), Ok(()));
         let active = Facts {

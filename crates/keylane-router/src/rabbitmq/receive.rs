@@ -20,6 +20,7 @@ use super::message::{Names, Which, headers, key};
 use super::options::{Options, Reader};
 use super::queue::{self, Refused, error_text};
 use super::settle::{RabbitmqSettler, Receipt};
+use super::sizes::How;
 use crate::jitter;
 use crate::message::Identity;
 use crate::plan::{Instances, SourcePlan};
@@ -79,13 +80,12 @@ impl RabbitmqSource {
                 "the window (prefetch) is {window}; it must be at least 1 for each of {shards} queues, and at most 65535"
             ));
         }
-        if plan.instances == Instances::Many && options.reader == Reader::Plain {
-            tracing::warn!("several plain consumers of a queue keep no order of keys");
-        }
+        let name = name.into();
+        announce(&name, &options);
         match wrong.is_empty() {
             false => Err(wrong),
             true => Ok(Self {
-                name: name.into(),
+                name,
                 names: Names::new(options.identity),
                 options: Arc::new(options),
                 window,
@@ -266,6 +266,20 @@ impl RabbitmqSource {
             });
         }
         taken
+    }
+}
+
+/// Says how large it is, and why.
+fn announce(source: &str, options: &Options) {
+    let (Some(workers), Some(prefetch)) = (options.workers, options.prefetch) else {
+        return;
+    };
+    tracing::info!(source, %workers, %prefetch, "sizes of the consumer");
+    for (option, size) in [("workers", workers), ("prefetch", prefetch)] {
+        if size.how == How::Capped {
+            let most = size.number;
+            tracing::warn!(source, "{option} is more than {most}, and {most} is taken");
+        }
     }
 }
 

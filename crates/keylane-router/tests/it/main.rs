@@ -12,6 +12,8 @@ mod docs;
 mod embedded;
 mod fuzz;
 mod parse;
+#[cfg(feature = "rabbitmq")]
+mod rabbitmq;
 #[cfg(feature = "embedded")]
 mod router;
 #[cfg(feature = "sqs")]

@@ -23,3 +23,4 @@ mod stopped;
 mod test_source;
 pub(crate) mod top;
 mod watch;
+mod workers;

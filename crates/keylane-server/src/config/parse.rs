@@ -204,6 +204,14 @@ pub(crate) fn share(node: &Node) -> Result<f64, Wrong> {
         .ok_or_else(|| "give a number from 0 to 1".into())
 }
 
+/// `true` or `false`.
+pub(crate) fn yes_or_no(node: &Node) -> Result<bool, Wrong> {
+    match node.resolved() {
+        Value::Bool(value) => Ok(value),
+        _ => Err("give true or false".into()),
+    }
+}
+
 /// `true`, `false`, or `"auto"`.
 pub(crate) fn switch(node: &Node) -> Result<Option<bool>, Wrong> {
     match node.resolved() {

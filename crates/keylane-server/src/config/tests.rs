@@ -227,7 +227,7 @@ fn a_value_where_a_table_belongs_is_an_error() {
 
 #[test]
 fn brokers_that_are_not_built_in_are_refused_by_name() {
-    for broker in ["rabbitmq", "pulsar", "kafka"] {
+    for broker in ["pulsar", "kafka"] {
         let text = format!("[sources.s]\ntype = \"{broker}\"\n");
         let expected = format!(
             "my.toml:2: sources.s.type: \"{broker}\" is not allowed; reading from {broker} is not built into this version"
@@ -465,6 +465,64 @@ fn the_password_of_activemq_is_not_shown() {
     let shown = format!("{:?} {:?}", config.plan, config.settings);
     assert!(
         shown.contains("broker") && !shown.contains("hush"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn the_documented_options_of_rabbitmq_are_its_own_defaults() {
+    use keylane_router::rabbitmq::Options;
+    let config = load("[sources.x]\ntype = \"rabbitmq\"");
+    let plan = &config.plan.sources["x"];
+    let url = "amqp://guest:guest@127.0.0.1:5672/%2f";
+    let options = Options::new(url, "x").sized(0, 0, crate::config::cpus::cpus());
+    assert_eq!(plan.window, options.prefetch.unwrap().number);
+    assert_eq!(plan.workers, options.workers.map(|workers| workers.number));
+    assert_eq!(plan.kind, SourceKind::Rabbitmq(Box::new(options)));
+}
+
+#[test]
+fn options_of_rabbitmq_that_do_not_fit_are_named() {
+    let wrong = wrong(
+        r#"
+        [sources.a]
+        type = "rabbitmq"
+        url = "amqp://user:hush@host"
+        queue = "q"
+        workers = -1
+        window = 5
+        [sources.b]
+        type = "rabbitmq"
+        url = "amqp://user:hush@host"
+        queue = "q"
+        queue_type = "quorum"
+        [sources.c]
+        type = "rabbitmq"
+        url = "amqp//hush"
+        "#,
+    );
+    for part in [
+        "sources.a.workers: -1 is not allowed",
+        "sources.a.window: on RabbitMQ it is called prefetch",
+        "sources.b.queue: source `a` is the same consumer",
+        "sources.b.type: a quorum queue has no exclusive consumers",
+        "sources.c.type: url is not like",
+    ] {
+        assert!(
+            wrong.iter().any(|text| text.contains(part)),
+            "{part}: {wrong:?}"
+        );
+    }
+    assert_eq!(wrong.len(), 5, "{wrong:?}");
+    assert!(!wrong.concat().contains("hush"), "{wrong:?}");
+}
+
+#[test]
+fn gb_138_the_password_of_rabbitmq_is_not_shown() {
+    let config = load("[sources.a]\ntype = \"rabbitmq\"\nurl = \"amqp://me:hush@host\"");
+    let shown = format!("{:?} {:?}", config.plan, config.settings);
+    assert!(
+        shown.contains("me:***@host") && !shown.contains("hush"),
         "{shown}"
     );
 }

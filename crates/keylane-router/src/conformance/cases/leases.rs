@@ -44,17 +44,20 @@ pub(super) async fn lease_lost(rig: Rig) -> Result<Summary, End> {
         _ => Answer::delivered(),
     });
     let run = rig.start(setup).await?;
-    run.publish(&keys(10), 0..9).await?;
+    // Enough to run while each is done.
+    let each = 9.max(6 * rig.times);
+    let all = 10 * each as usize;
+    run.publish(&keys(10), 0..each).await?;
     for _ in 0..rig.times {
         run.until("something runs", || run.target.running() > 5)
             .await?;
         run.fault(Fault::EndLeases).await?;
         tokio::time::sleep(lease / 8).await;
     }
-    run.delivered(90).await?;
+    run.delivered(all).await?;
     let report = run.finish().await?;
     let again: u64 = report.counts.duplicates.values().sum();
-    Ok(format!("90 messages, {again} delivered again"))
+    Ok(format!("{all} messages, {again} delivered again"))
 }
 
 pub(super) async fn renewals_lost(rig: Rig) -> Result<Summary, End> {

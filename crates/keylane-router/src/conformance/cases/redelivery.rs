@@ -16,7 +16,10 @@ pub(super) async fn redelivered_while_running(rig: Rig) -> Result<Summary, End> 
         .start(Setup::new().script(move |_| long.clone()))
         .await?;
     let keys = keys(5);
-    run.publish(&keys, 0..6).await?;
+    // Enough to run while each is done.
+    let each = 6.max(4 * rig.times);
+    let all = 5 * each as usize;
+    run.publish(&keys, 0..each).await?;
     for _ in 0..rig.times {
         run.until("messages run", || run.target.running() >= 5)
             .await?;
@@ -26,15 +29,15 @@ pub(super) async fn redelivered_while_running(rig: Rig) -> Result<Summary, End> 
         run.until("they come again", || run.watch.received() > received)
             .await?;
     }
-    run.delivered(30).await?;
+    run.delivered(all).await?;
     let target = run.target.clone();
     let report = run.finish().await?;
     let calls = target.all_calls();
-    ensure(calls == 30, || {
-        format!("30 messages, {calls} calls: some were called again")
+    ensure(calls == 5 * each, || {
+        format!("{all} messages, {calls} calls: some were called again")
     })?;
     let again = report.counts.events;
-    Ok(format!("30 messages, 30 calls, {again} events"))
+    Ok(format!("{all} messages, {calls} calls, {again} events"))
 }
 
 pub(super) async fn equal_ids(rig: Rig) -> Result<Summary, End> {

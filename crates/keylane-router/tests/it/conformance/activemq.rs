@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use keylane_router::activemq::{ActiveMqSource, DECLARED_CLASSIC, Options};
 use keylane_router::conformance::{Fault, Published, Queue, Subject};
-use keylane_router::plan::SourcePlan;
+use keylane_router::plan::{Instances, SourcePlan};
 use keylane_router::source::Features;
 
 pub(crate) use client::{Client, Outgoing};
@@ -182,8 +182,9 @@ impl ActiveMqQueue {
 impl Queue for ActiveMqQueue {
     type Source = ActiveMqSource;
 
-    async fn connect(&self, name: Arc<str>, _: &SourcePlan) -> Result<ActiveMqSource, String> {
+    async fn connect(&self, name: Arc<str>, plan: &SourcePlan) -> Result<ActiveMqSource, String> {
         let mut options = self.options.clone();
+        options.alone = plan.instances == Instances::One;
         if let Some(proxy) = &self.proxy {
             (options.host, options.port) = ("127.0.0.1".to_owned(), proxy.port());
         }

@@ -3,14 +3,17 @@
 
 mod activemq;
 pub(crate) mod embedded;
+mod rabbitmq;
 mod sqs;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use keylane_router::plan::{
     Envelope, Instances, Keyless, OnExhausted, Overflow, PoolPlan, SourceKind, SourcePlan,
 };
+use keylane_router::rabbitmq::Size;
 
 use super::errors::nearest;
 use super::parse::{self, Wrong};
@@ -40,6 +43,11 @@ pub(super) const TYPES: &[Type] = &[
         name: "embedded",
         documented: None,
         read: embedded::read,
+    },
+    Type {
+        name: "rabbitmq",
+        documented: Some(rabbitmq::DOCUMENTED),
+        read: rabbitmq::read,
     },
     Type {
         name: "sqs",
@@ -85,9 +93,12 @@ fn defaults_of<'d>(written: Option<&Table>, defaults: &'d Table) -> &'d Table {
 
 fn read_source(source: Section<'_>, name: &str, pools: &Pools, others: &Sources) -> SourcePlan {
     let read = source.get("type", source_type);
+    let kind = read(&source, name, others);
+    let (window, workers) = sizes(&source, &kind);
     let plan = SourcePlan {
-        kind: read(&source, name, others),
-        window: source.get("window", parse::at_least_one),
+        kind,
+        window,
+        workers,
         instances: source.get("instances", instances),
         keyless: source.get("keyless", keyless),
         envelope: read_envelope(&source, pools),
@@ -97,6 +108,20 @@ fn read_source(source: Section<'_>, name: &str, pools: &Pools, others: &Sources)
     }
     source.finish();
     plan
+}
+
+/// How much may be out and run at once. Of RabbitMQ that is `prefetch` and `workers`.
+fn sizes(source: &Section<'_>, kind: &SourceKind) -> (NonZeroUsize, Option<NonZeroUsize>) {
+    let window = source.get("window", parse::at_least_one);
+    let SourceKind::Rabbitmq(options) = kind else {
+        return (window, None);
+    };
+    if source.is_written("window") {
+        source.problem("window", "on RabbitMQ it is called prefetch; set that");
+    }
+    let number = |size: Option<Size>| size.map(|size| size.number);
+    let prefetch = number(options.prefetch).unwrap_or(window);
+    (prefetch, number(options.workers))
 }
 
 fn source_type(node: &Node) -> Result<ReadKind, Wrong> {

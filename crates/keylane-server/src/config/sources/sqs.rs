@@ -8,7 +8,7 @@ use keylane_router::sqs::{Credentials, KeyFrom, Options};
 use super::Sources;
 use crate::config::parse::{self, Wrong};
 use crate::config::section::Section;
-use crate::config::tree::{Node, Value};
+use crate::config::tree::Node;
 
 /// Its options with their defaults.
 pub(super) const DOCUMENTED: &str = include_str!("sqs.toml");
@@ -26,7 +26,7 @@ pub(super) fn read(source: &Section<'_>, name: &str, others: &Sources) -> Source
         wait_time: source.get("wait_time", parse::duration),
         pollers: source.get("pollers", parse::at_least_one),
         key: source.get("key", key),
-        accept_redrive: source.get("accept_redrive", yes_or_no),
+        accept_redrive: source.get("accept_redrive", parse::yes_or_no),
         ..Options::new(queue.unwrap_or_else(|| name.to_owned()))
     };
     for problem in options.problems() {
@@ -68,11 +68,4 @@ fn key(node: &Node) -> Result<KeyFrom, Wrong> {
         node,
         &[("none", KeyFrom::None), ("group-id", KeyFrom::GroupId)],
     )
-}
-
-fn yes_or_no(node: &Node) -> Result<bool, Wrong> {
-    match node.resolved() {
-        Value::Bool(value) => Ok(value),
-        _ => Err("give true or false".into()),
-    }
 }
