@@ -25,7 +25,7 @@ use keylane_router::plan::{Envelope, Plan, SourcePlan};
 use keylane_router::sqs::{Credentials, Options, SqsSource};
 
 const BODY: usize = 300;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 /// Of the load at which the way of one message is measured.
 const RATE: u64 = 100;
 

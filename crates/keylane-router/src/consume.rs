@@ -1001,9 +1001,10 @@ struct Settle<T: Settler> {
 impl<T: Settler> Settle<T> {
     /// Settles until nothing is out and nothing more will be.
     async fn run(self, mut settlements: mpsc::UnboundedReceiver<Settled<BrokerId>>) {
-        let mut batch = Vec::new();
+        let mut waiting = Vec::new();
         let mut gave_up = false;
-        while settlements.recv_many(&mut batch, SETTLE_BATCH).await > 0 {
+        while next_settlements(&mut settlements, &mut waiting).await {
+            let mut batch = whole_calls(&mut waiting, self.settler.batch());
             for run in runs(&mut batch) {
                 if gave_up {
                     // Behind something that comes again: it comes again too.
@@ -1113,6 +1114,33 @@ impl<T: Settler> Settle<T> {
     }
 }
 
+/// Adds what is to be settled to what waits already, and waits for it if nothing does. `false` when
+/// there is nothing, and never will be.
+async fn next_settlements(
+    settlements: &mut mpsc::UnboundedReceiver<Settled<BrokerId>>,
+    waiting: &mut Vec<Settled<BrokerId>>,
+) -> bool {
+    if waiting.is_empty() {
+        return settlements.recv_many(waiting, SETTLE_BATCH).await > 0;
+    }
+    while waiting.len() < SETTLE_BATCH
+        && let Ok(settled) = settlements.try_recv()
+    {
+        waiting.push(settled);
+    }
+    true
+}
+
+/// The oldest that fill whole calls, or all if they fill none: the rest goes with what comes next.
+fn whole_calls<T>(waiting: &mut Vec<T>, call: NonZeroUsize) -> Vec<T> {
+    let whole = waiting.len() - waiting.len() % call;
+    let rest = match whole {
+        0 => Vec::new(),
+        whole => waiting.split_off(whole),
+    };
+    std::mem::replace(waiting, rest)
+}
+
 /// Neighbouring equal settlements.
 struct Run {
     settlement: Settlement,
@@ -1139,4 +1167,21 @@ fn runs(batch: &mut Vec<Settled<BrokerId>>) -> Vec<Run> {
         run.counted.extend(settled.counted);
     }
     runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_filled_and_what_fills_none_goes_at_once() {
+        let ten = NonZeroUsize::new(10).unwrap();
+        let mut waiting: Vec<u32> = (0..23).collect();
+        assert_eq!(whole_calls(&mut waiting, ten), (0..20).collect::<Vec<_>>());
+        assert_eq!(waiting, [20, 21, 22]);
+        assert_eq!(whole_calls(&mut waiting, ten), [20, 21, 22]);
+        assert!(waiting.is_empty());
+        waiting.extend(0..23);
+        assert_eq!(whole_calls(&mut waiting, NonZeroUsize::MIN).len(), 23);
+    }
 }

@@ -1,6 +1,7 @@
 //! The contract between the router and a broker: receive a batch, settle what was received.
 
 use std::future::Future;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,6 +72,12 @@ pub trait Settler: Clone + Send + Sync + 'static {
         &self,
         receipts: Vec<Self::Receipt>,
     ) -> impl Future<Output = Vec<Result<(), SettleError>>> + Send;
+
+    /// How many messages one call to the broker settles. While more is to be settled, calls are
+    /// filled; nothing waits for that.
+    fn batch(&self) -> NonZeroUsize {
+        NonZeroUsize::MIN
+    }
 
     /// What this was lent over, where loans end with their connection and not by themselves; only
     /// asked where [`Features::lease`] is set.

@@ -2,6 +2,7 @@
 //! an adapter must keep whatever the case is, and lets a fault happen at a given step.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -496,6 +497,10 @@ impl<T: Settler> Settler for WatchedSettler<T> {
         self.renewed(&receipts, &results, begun);
         self.lost(&receipts, &results, "a renewal");
         results
+    }
+
+    fn batch(&self) -> NonZeroUsize {
+        self.inner.batch()
     }
 
     fn bond(&self, receipt: &Self::Receipt) -> Option<Bond> {

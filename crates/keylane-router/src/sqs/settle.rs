@@ -1,6 +1,7 @@
 //! Deletes, renews and gives back what an SQS source handed out, ten at a time.
 
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,6 +94,10 @@ impl Settler for SqsSettler {
             }
         }
         results
+    }
+
+    fn batch(&self) -> NonZeroUsize {
+        NonZeroUsize::new(BATCH).expect("not zero")
     }
 
     async fn reject(&self, receipts: Vec<Receipt>) -> Results {
