@@ -8,7 +8,7 @@ mod options;
 mod poll;
 mod settle;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -172,12 +172,34 @@ impl SqsSource {
                 continue;
             }
             let received = self.take(&mut batch, room);
+            self.give_back_the_rest_of(&received, &mut batch);
             if !batch.messages.is_empty() {
                 self.ready.push_front(batch);
             }
             return Some(received);
         }
         None
+    }
+
+    /// A group is handed out as one or not at all: if its first messages are returned, what lies here
+    /// of it must not come before them. SQS keeps it until they are settled.
+    fn give_back_the_rest_of(&mut self, received: &[Received<Receipt>], batch: &mut Batch) {
+        if !self.api.options.is_fifo() || batch.messages.is_empty() {
+            return;
+        }
+        let handed_out: HashSet<&[u8]> = received
+            .iter()
+            .filter_map(|received| received.key.as_ref().map(Key::as_bytes))
+            .collect();
+        let messages = std::mem::take(&mut batch.messages).into_iter();
+        let (rest, others) = messages.partition(|message| {
+            let attributes = message.attributes.as_ref();
+            let group =
+                attributes.and_then(|all| all.get(&MessageSystemAttributeName::MessageGroupId));
+            group.is_some_and(|group| handed_out.contains(group.as_bytes()))
+        });
+        batch.messages = others;
+        self.give_back(rest);
     }
 
     /// Takes what there is room for; one in any case.

@@ -539,3 +539,23 @@ async fn what_is_settled_together_is_deleted_together() {
         "{deletes} deletes for 200 messages"
     );
 }
+
+/// There was room for ten when they were asked for, and there is for less when they come.
+#[tokio::test]
+async fn what_there_is_no_room_for_goes_back_with_its_group() {
+    let _shared = share("sqs");
+    let stand = stand!(".fifo", { "FifoQueue": "true" });
+    stand.send(&["a", "a", "a", "a", "b"]).await;
+    let mut source = stand.source();
+    let little = Room {
+        messages: 10,
+        bytes: 2,
+    };
+    let first = source.receive(little).await.expect("SQS is there");
+    assert_eq!(bodies(&first), ["0", "1"]);
+    let second = source.receive(room(10)).await.expect("SQS is there");
+    assert_eq!(bodies(&second), ["4"], "the group is out, or is not");
+    let given_back = source.settler().give_back(receipts(&first), Duration::ZERO);
+    assert!(given_back.await.iter().all(Result::is_ok));
+    assert_eq!(bodies(&receive(&mut source, 4).await), ["0", "1", "2", "3"]);
+}

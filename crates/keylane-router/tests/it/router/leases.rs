@@ -16,7 +16,7 @@ use keylane_router::dispatch::{
 use keylane_router::lease::LeaseClock;
 use keylane_router::message::{BrokerId, Identity};
 use keylane_router::outcome::{Outcome, Reason};
-use keylane_router::plan::{OnExhausted, Plan};
+use keylane_router::plan::{OnExhausted, Overflow, Plan};
 use keylane_router::source::SettleError;
 use keylane_router::store::LaneName;
 use keylane_router::testing::{Answer, Target, fixed};
@@ -613,6 +613,9 @@ async fn what_was_out_for_nearly_as_long_as_it_may_be_goes_back_whole_and_in_ord
 async fn where_nothing_goes_back_in_order_the_longest_loan_ends_by_itself() {
     let longest = LEASE * 20;
     let top = leased(|source| source.longest(longest)).await;
+    let mut plan = patient_plan();
+    plan.pools.get_mut("default").unwrap().overflow = Some(Overflow::Wait);
+    top.router.reload(plan).await.unwrap();
     top.target.answer(1, busy(Duration::from_secs(36_000)));
     top.feed([1]);
     top.called(&[1]).await;
