@@ -555,7 +555,8 @@ async fn what_there_is_no_room_for_goes_back_with_its_group() {
     assert_eq!(bodies(&first), ["0", "1"]);
     let second = source.receive(room(10)).await.expect("SQS is there");
     assert_eq!(bodies(&second), ["4"], "the group is out, or is not");
-    let given_back = source.settler().give_back(receipts(&first), Duration::ZERO);
+    let settler = source.settler();
+    let given_back = settler.give_back(receipts(&first), Duration::ZERO);
     assert!(given_back.await.iter().all(Result::is_ok));
     assert_eq!(bodies(&receive(&mut source, 4).await), ["0", "1", "2", "3"]);
 }
