@@ -509,8 +509,12 @@ where
         self.with(|state, _| {
             let (sender, receiver) = oneshot::channel();
             let waiting = match key {
-                None if self.is_idle(state) => return None,
-                None => &mut state.idle_all,
+                None => {
+                    if state.lanes.is_idle() && !lock(&self.publishing).wait_for_all() {
+                        return None;
+                    }
+                    &mut state.idle_all
+                }
                 Some(key) if !state.lanes.watch(key) => {
                     let mut publishing = lock(&self.publishing);
                     if publishing.open.is_empty() {
@@ -547,11 +551,6 @@ where
         drop(state);
         self.deliver(out);
         answer
-    }
-
-    /// Whether nothing waits or runs and every result can be seen.
-    fn is_idle(&self, state: &State<K, W::Job>) -> bool {
-        state.lanes.is_idle() && lock(&self.publishing).open.is_empty()
     }
 
     /// What follows from a change of the lanes.
@@ -592,6 +591,7 @@ where
         let mut publishing = lock(&self.publishing);
         if !publishing.open.is_empty() {
             of_keys.into_iter().for_each(|key| publishing.wait(key));
+            publishing.idle |= all;
             return Vec::new();
         }
         drop(publishing);
@@ -738,6 +738,8 @@ where
     ended: Vec<EndedRun<W>>,
     spawned: Vec<Spawned>,
     batch: Vec<(Ticket, W::Job)>,
+    /// Reported, and their results not yet seen.
+    ends: Ends<W::After>,
     retired: bool,
 }
 
@@ -752,6 +754,7 @@ where
             ended: Vec::new(),
             spawned: Vec::new(),
             batch: Vec::new(),
+            ends: Ends::default(),
             retired: false,
         }
     }
@@ -788,7 +791,8 @@ where
         let mut state = lock(&shell.state.0);
         state.take_in(&shell.inbox.0);
         self.ended.append(&mut shell.take_ends());
-        let ends = shell.report(&mut state, &mut self.ended, &mut self.spawned);
+        let ends = &mut self.ends;
+        shell.report(&mut state, &mut self.ended, &mut self.spawned, ends);
         let full = shell.fill(&mut state, &mut self.batch, shell.batch());
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
@@ -799,11 +803,40 @@ where
         helped
     }
 
-    /// Starts a batch: polls each run once; what is not ready becomes a task of its own.
+    /// Starts a batch, and what that makes way for as long as the batch would have been larger.
     fn poll_batch(&mut self) -> std::time::Instant {
-        let shell = &self.shell;
-        let count = self.batch.len();
         let before = std::time::Instant::now();
+        let most = self.shell.batch();
+        let mut count = self.batch.len();
+        self.poll_each();
+        while count < most && self.go_on(most - count) {
+            count += self.batch.len();
+            self.poll_each();
+        }
+        let now = std::time::Instant::now();
+        self.shell.note_polls(count, now.duration_since(before));
+        now
+    }
+
+    /// Takes what may start now that some have ended, as much of it as one lane gives. What else
+    /// follows from their ends, and their results, is left to the next turn, as with any batch.
+    fn go_on(&mut self, most: usize) -> bool {
+        let shell = &self.shell;
+        if self.ended.is_empty() || shell.permits.is_some() {
+            return false;
+        }
+        let mut state = lock(&shell.state.0);
+        if state.lanes.waiting() > 0 {
+            let ends = &mut self.ends;
+            shell.report(&mut state, &mut self.ended, &mut self.spawned, ends);
+            shell.fill(&mut state, &mut self.batch, most);
+        }
+        !self.batch.is_empty()
+    }
+
+    /// Polls each run once; what is not ready becomes a task of its own.
+    fn poll_each(&mut self) {
+        let shell = &self.shell;
         let waker = Waker::noop();
         for (ticket, job) in self.batch.drain(..) {
             let abortable = shell.work.abortable(&job);
@@ -823,9 +856,6 @@ where
                 }
             }
         }
-        let now = std::time::Instant::now();
-        shell.note_polls(count, now.duration_since(before));
-        now
     }
 }
 
@@ -837,7 +867,8 @@ where
     fn drop(&mut self) {
         if !self.retired {
             let (ended, spawned) = (&mut self.ended, &mut self.spawned);
-            self.shell.take_over(ended, spawned, &mut self.batch);
+            self.shell
+                .take_over(ended, spawned, &mut self.batch, &mut self.ends);
         }
     }
 }
@@ -846,8 +877,18 @@ where
 struct Ends<A> {
     freed: usize,
     afters: Vec<A>,
-    /// Their number among those being published.
+    /// Their number among those being published, if there is anything to be seen of them.
     number: u64,
+}
+
+impl<A> Default for Ends<A> {
+    fn default() -> Self {
+        Self {
+            freed: 0,
+            afters: Vec::new(),
+            number: 0,
+        }
+    }
 }
 
 /// Which results are on their way to be seen: runners report under the lock of the lanes and let
@@ -859,6 +900,8 @@ struct Publishing {
     open: Vec<u64>,
     /// Those who wait for a key to be idle: its lane is, and results below this number remain.
     waiting: Vec<(u64, oneshot::Sender<()>)>,
+    /// All lanes were idle while results remained: whoever waits for that is to be told.
+    idle: bool,
 }
 
 impl Publishing {
@@ -880,6 +923,18 @@ impl Publishing {
     fn wait(&mut self, sender: oneshot::Sender<()>) {
         self.waiting.push((self.next, sender));
     }
+
+    /// Whoever waits for all to be idle is to be told of the last result; `false` when there is
+    /// none to wait for.
+    fn wait_for_all(&mut self) -> bool {
+        self.idle |= !self.open.is_empty();
+        self.idle
+    }
+
+    /// Whether somebody is to be told that no result remains.
+    fn is_last(&mut self) -> bool {
+        self.open.is_empty() && std::mem::take(&mut self.idle)
+    }
 }
 
 impl<K, W> Shell<K, W>
@@ -897,15 +952,16 @@ where
         state: &mut State<K, W::Job>,
         ended: &mut Vec<EndedRun<W>>,
         spawned: &mut Vec<Spawned>,
-    ) -> Ends<W::After> {
-        let freed = ended.len();
-        let mut afters = Vec::new();
+        ends: &mut Ends<W::After>,
+    ) {
+        let open = !ends.afters.is_empty();
+        ends.freed += ended.len();
         for (ticket, ended) in ended.drain(..) {
             state.forget_abort(&ticket);
             match ended {
                 Ended::Done(after) => {
                     state.lanes.done(ticket);
-                    afters.push(after);
+                    ends.afters.push(after);
                 }
                 Ended::Hold { job, hold } => {
                     let hold = self.hold_of(&hold);
@@ -917,34 +973,29 @@ where
         for spawned in spawned.drain(..) {
             state.note_abort(spawned);
         }
-        let number = match afters.is_empty() {
-            true => 0,
-            false => lock(&self.publishing).begin(),
-        };
-        Ends {
-            freed,
-            afters,
-            number,
+        if !open && !ends.afters.is_empty() {
+            ends.number = lock(&self.publishing).begin();
         }
     }
 
     /// The permits are free: gives shared ones back, then lets the results be seen.
-    fn publish(&self, ends: Ends<W::After>) {
+    fn publish(&self, ends: &mut Ends<W::After>) {
+        let freed = std::mem::take(&mut ends.freed);
         if let Some(permits) = &self.permits {
-            permits.give(ends.freed);
+            permits.give(freed);
         }
         if ends.afters.is_empty() {
             return;
         }
-        for after in ends.afters {
+        for after in ends.afters.drain(..) {
             self.work.after(after);
         }
         let mut publishing = lock(&self.publishing);
         let idle = publishing.end(ends.number);
-        let all = publishing.open.is_empty();
+        let last = publishing.is_last();
         drop(publishing);
         tell(idle);
-        if all {
+        if last {
             self.tell_idle();
         }
     }
@@ -953,7 +1004,7 @@ where
     fn tell_idle(&self) {
         let idle = {
             let mut state = lock(&self.state.0);
-            if state.idle_all.is_empty() || !self.is_idle(&state) {
+            if !state.lanes.is_idle() || lock(&self.publishing).wait_for_all() {
                 return;
             }
             std::mem::take(&mut state.idle_all)
@@ -1071,7 +1122,8 @@ where
             return self.leave_ends(ended);
         };
         state.take_in(&self.inbox.0);
-        let ends = self.report(&mut state, ended, &mut Vec::new());
+        let mut ends = Ends::default();
+        self.report(&mut state, ended, &mut Vec::new(), &mut ends);
         self.fill(&mut state, next, 1);
         if let Some((ticket, job)) = next.first()
             && self.work.abortable(job)
@@ -1080,7 +1132,7 @@ where
         }
         let out = self.finish(&mut state);
         drop(state);
-        self.publish(ends);
+        self.publish(&mut ends);
         self.deliver(out);
     }
 
@@ -1175,10 +1227,11 @@ where
     fn end_one(&self, ended: EndedRun<W>) {
         let mut state = lock(&self.state.0);
         state.take_in(&self.inbox.0);
-        let ends = self.report(&mut state, &mut vec![ended], &mut Vec::new());
+        let mut ends = Ends::default();
+        self.report(&mut state, &mut vec![ended], &mut Vec::new(), &mut ends);
         let out = self.finish(&mut state);
         drop(state);
-        self.publish(ends);
+        self.publish(&mut ends);
         self.deliver(out);
     }
 
@@ -1189,6 +1242,7 @@ where
         ended: &mut Vec<EndedRun<W>>,
         spawned: &mut Vec<Spawned>,
         batch: &mut Vec<(Ticket, W::Job)>,
+        ends: &mut Ends<W::After>,
     ) {
         let unstarted = batch.drain(..).map(|(ticket, job)| {
             let hold = Until::At(self.epoch);
@@ -1198,7 +1252,7 @@ where
         ended.append(&mut self.take_ends());
         lock(&self.inbox.0).runners -= 1;
         let mut state = lock(&self.state.0);
-        let ends = self.report(&mut state, ended, spawned);
+        self.report(&mut state, ended, spawned, ends);
         let out = self.finish(&mut state);
         drop(state);
         self.publish(ends);

@@ -796,8 +796,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "idle-before-the-results",
         invariant: "L4",
         file: SHELL,
-        find: "        state.lanes.is_idle() && lock(&self.publishing).open.is_empty()",
-        replace: "        state.lanes.is_idle()",
+        find: "                    if state.lanes.is_idle() && !lock(&self.publishing).wait_for_all() {",
+        replace: "                    if state.lanes.is_idle() {",
         test: SHUTTLE,
     },
     Mutation {
