@@ -383,6 +383,8 @@ where
         }
     }
 
+    fn fetch(&self, _: &J) {}
+
     fn abortable(&self, _: &J) -> bool {
         true
     }

@@ -60,6 +60,8 @@ pub(crate) trait Work<K>:
     /// lock: quick and pure.
     fn gate(&self, job: &Self::Job) -> Option<Until>;
     fn start(&self, job: Self::Job, slot: usize) -> Self::Run;
+    /// Looks at what starting the job will need, so that it is near when that comes.
+    fn fetch(&self, job: &Self::Job);
     /// Whether dropping the job's run really stops it.
     fn abortable(&self, job: &Self::Job) -> bool;
     /// The run is cut off before its end.
@@ -189,6 +191,8 @@ pub(crate) struct Shell<K, W: Types> {
     wants_permit: AtomicBool,
     /// What one poll of a started run took lately, in nanoseconds.
     poll_nanos: AtomicU32,
+    /// How many runs in a row were not ready at their first poll, up to a batch of them.
+    pending: AtomicU32,
     /// Whether anything waited in the lanes when they were last looked at.
     waits: AtomicBool,
     /// Ends that were reported and whose results cannot be seen yet. Locked inside `state`.
@@ -269,6 +273,7 @@ where
             timer_changed: Notify::new(),
             wants_permit: AtomicBool::new(false),
             poll_nanos: AtomicU32::new(BATCH_NANOS),
+            pending: AtomicU32::new(0),
             waits: AtomicBool::new(false),
             publishing: Mutex::default(),
             me: me.clone(),
@@ -290,9 +295,12 @@ where
         inbox.queue.push((key, job));
         let start = inbox.runners == 0;
         inbox.runners += usize::from(start);
+        let many = inbox.queue.len() == BATCH;
         drop(inbox);
         if start {
             self.start_runner();
+        } else if many && (self.are_pending() || self.worth_help()) {
+            self.nudge();
         }
         Ok(seq)
     }
@@ -639,6 +647,12 @@ where
         }
     }
 
+    /// A runner that was just started may be where only this worker looks, which goes on
+    /// submitting: whatever is spawned next puts it where idle ones look.
+    fn nudge(&self) {
+        self.spawner.spawn(std::future::ready(()));
+    }
+
     /// Starts a runner that first lets others run: thousands of runs may end in the same moment,
     /// and are then reported at once.
     fn start_collector(&self) {
@@ -707,6 +721,29 @@ where
         ((BATCH_NANOS / nanos) as usize).clamp(1, BATCH)
     }
 
+    /// Whether the runs of late were not ready at their first poll.
+    fn are_pending(&self) -> bool {
+        self.pending.load(Ordering::Relaxed) as usize >= BATCH
+    }
+
+    fn note_pending(&self, count: usize) {
+        if !self.are_pending() {
+            let old = self.pending.load(Ordering::Relaxed);
+            self.pending
+                .store(old.saturating_add(count as u32), Ordering::Relaxed);
+        }
+    }
+
+    fn note_ready(&self) {
+        if self.pending.load(Ordering::Relaxed) != 0 {
+            self.pending.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn is_one_by_one(&self, state: &State<K, W::Job>) -> bool {
+        state.lanes.limits().lane.concurrency <= 1 && !self.work.has_specs()
+    }
+
     fn note_polls(&self, polls: usize, took: std::time::Duration) {
         let each = took.as_nanos() as u64 / polls.max(1) as u64;
         let old = u64::from(self.poll_nanos.load(Ordering::Relaxed));
@@ -740,6 +777,8 @@ where
     batch: Vec<(Ticket, W::Job)>,
     /// Reported, and their results not yet seen.
     ends: Ends<W::After>,
+    /// No two of a lane run at once, so that their order is not up to who polls them first.
+    one_by_one: bool,
     retired: bool,
 }
 
@@ -755,6 +794,7 @@ where
             spawned: Vec::new(),
             batch: Vec::new(),
             ends: Ends::default(),
+            one_by_one: false,
             retired: false,
         }
     }
@@ -792,8 +832,9 @@ where
         state.take_in(&shell.inbox.0);
         self.ended.append(&mut shell.take_ends());
         let ends = &mut self.ends;
-        shell.report(&mut state, &mut self.ended, &mut self.spawned, ends);
+        shell.report(&mut state, self.ended.drain(..), &mut self.spawned, ends);
         let full = shell.fill(&mut state, &mut self.batch, shell.batch());
+        self.one_by_one = shell.is_one_by_one(&state);
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
         drop(state);
@@ -828,33 +869,50 @@ where
         let mut state = lock(&shell.state.0);
         if state.lanes.waiting() > 0 {
             let ends = &mut self.ends;
-            shell.report(&mut state, &mut self.ended, &mut self.spawned, ends);
+            shell.report(&mut state, self.ended.drain(..), &mut self.spawned, ends);
             shell.fill(&mut state, &mut self.batch, most);
+            self.one_by_one = shell.is_one_by_one(&state);
         }
         !self.batch.is_empty()
     }
 
-    /// Polls each run once; what is not ready becomes a task of its own.
+    /// Polls each run once; what is not ready becomes a task of its own. Where hardly any is ready,
+    /// they become that unpolled: one poll less, and not all of them by this runner.
     fn poll_each(&mut self) {
         let shell = &self.shell;
         let waker = Waker::noop();
+        // What waited long is far away: fetched one by one while the one before runs, each would
+        // be waited for; these are under way together.
+        if self.batch.len() > 1 {
+            for (_, job) in &self.batch {
+                shell.work.fetch(job);
+            }
+        }
+        let polls = !(self.one_by_one && shell.are_pending());
+        let mut pending = 0;
         for (ticket, job) in self.batch.drain(..) {
             let abortable = shell.work.abortable(&job);
             let mut run = shell.work.start(job, ticket.slot());
-            match Pin::new(&mut run).poll(&mut Context::from_waker(waker)) {
-                Poll::Ready(ended) => self.ended.push((ticket, ended)),
-                Poll::Pending => {
-                    let (slot, seq) = (ticket.slot(), ticket.sequence());
-                    let driven = Driven {
-                        shell: shell.clone(),
-                        run: Some((run, ticket)),
-                    };
-                    let handle = shell.spawner.spawn(driven.drive());
-                    if abortable {
-                        self.spawned.push((slot, seq, handle));
-                    }
-                }
+            if polls
+                && let Poll::Ready(ended) = Pin::new(&mut run).poll(&mut Context::from_waker(waker))
+            {
+                self.ended.push((ticket, ended));
+                continue;
             }
+            pending += 1;
+            let (slot, seq) = (ticket.slot(), ticket.sequence());
+            let driven = Driven {
+                shell: shell.clone(),
+                run: Some((run, ticket)),
+            };
+            let handle = shell.spawner.spawn(driven.drive());
+            if abortable {
+                self.spawned.push((slot, seq, handle));
+            }
+        }
+        match self.ended.is_empty() {
+            true => shell.note_pending(pending),
+            false => shell.note_ready(),
         }
     }
 }
@@ -950,13 +1008,13 @@ where
     fn report(
         &self,
         state: &mut State<K, W::Job>,
-        ended: &mut Vec<EndedRun<W>>,
+        ended: impl Iterator<Item = EndedRun<W>>,
         spawned: &mut Vec<Spawned>,
         ends: &mut Ends<W::After>,
     ) {
         let open = !ends.afters.is_empty();
-        ends.freed += ended.len();
-        for (ticket, ended) in ended.drain(..) {
+        for (ticket, ended) in ended {
+            ends.freed += 1;
             state.forget_abort(&ticket);
             match ended {
                 Ended::Done(after) => {
@@ -1019,6 +1077,18 @@ where
         batch: &mut Vec<(Ticket, W::Job)>,
         most: usize,
     ) -> bool {
+        let now = self.tick(state);
+        while batch.len() < most {
+            match self.next(state, now) {
+                Some(start) => batch.push(start),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// What time it is, for starts.
+    fn tick(&self, state: &mut State<K, W::Job>) -> Time {
         let now = if state.lanes.needs_clock() {
             self.now()
         } else {
@@ -1026,29 +1096,31 @@ where
         };
         state.lanes.tick(now);
         state.rate_at = None;
-        while batch.len() < most {
-            if state.lanes.ready() == 0 || !self.take_permit() {
-                return false;
-            }
-            let gate = |_: &K, job: &W::Job| {
-                let until = contain(|| self.work.gate(job)).unwrap_or_else(|message| {
-                    self.work.panicked("gate", &message);
-                    None
-                });
-                until.map_or(Hold::Free, |until| self.hold_of(&until))
-            };
-            match state.lanes.next(now, gate) {
-                Next::Start(ticket, job) => batch.push((ticket, job)),
-                other => {
-                    if let Next::RateUntil(at) = other {
-                        state.rate_at = Some(at);
-                    }
-                    self.give_permit();
-                    return false;
+        now
+    }
+
+    /// The next start in turn.
+    fn next(&self, state: &mut State<K, W::Job>, now: Time) -> Option<(Ticket, W::Job)> {
+        if state.lanes.ready() == 0 || !self.take_permit() {
+            return None;
+        }
+        let gate = |_: &K, job: &W::Job| {
+            let until = contain(|| self.work.gate(job)).unwrap_or_else(|message| {
+                self.work.panicked("gate", &message);
+                None
+            });
+            until.map_or(Hold::Free, |until| self.hold_of(&until))
+        };
+        match state.lanes.next(now, gate) {
+            Next::Start(ticket, job) => Some((ticket, job)),
+            other => {
+                if let Next::RateUntil(at) = other {
+                    state.rate_at = Some(at);
                 }
+                self.give_permit();
+                None
             }
         }
-        true
     }
 
     fn take_permit(&self) -> bool {
@@ -1107,25 +1179,32 @@ where
     }
 
     /// A run of its own ended. Where nobody else is at the lanes, its task reports that and goes
-    /// on with the next start (in `next`), which saves a runner and a task for it.
-    fn end_and_go_on(&self, ended: &mut Vec<EndedRun<W>>, next: &mut Vec<(Ticket, W::Job)>) {
+    /// on with the next start, which saves a runner and a task for it.
+    fn end_and_go_on(&self, ended: EndedRun<W>) -> Option<(Ticket, W::Job)> {
         let locked = match self.waits.load(Ordering::Relaxed) {
             true => try_lock(&self.state.0),
             false => None,
         };
         let locked = locked.and_then(|mut state| {
             // Without it, this task is being stopped, or cannot be stopped yet.
-            let handle = ended.first().and_then(|(of, _)| state.take_handle(of))?;
+            let handle = state.take_handle(&ended.0)?;
             Some((state, handle))
         });
         let Some((mut state, handle)) = locked else {
-            return self.leave_ends(ended);
+            self.leave_end(ended);
+            return None;
         };
         state.take_in(&self.inbox.0);
         let mut ends = Ends::default();
-        self.report(&mut state, ended, &mut Vec::new(), &mut ends);
-        self.fill(&mut state, next, 1);
-        if let Some((ticket, job)) = next.first()
+        self.report(
+            &mut state,
+            std::iter::once(ended),
+            &mut Vec::new(),
+            &mut ends,
+        );
+        let now = self.tick(&mut state);
+        let next = self.next(&mut state, now);
+        if let Some((ticket, job)) = &next
             && self.work.abortable(job)
         {
             state.note_abort((ticket.slot(), ticket.sequence(), handle));
@@ -1134,14 +1213,15 @@ where
         drop(state);
         self.publish(&mut ends);
         self.deliver(out);
+        next
     }
 
     /// A run of its own ended: a runner will report it, with all that end about now.
-    fn leave_ends(&self, ended: &mut Vec<EndedRun<W>>) {
+    fn leave_end(&self, ended: EndedRun<W>) {
         {
             let mut ends = lock(&self.ends.0);
             let first = ends.is_empty();
-            ends.append(ended);
+            ends.push(ended);
             if !first {
                 // Whoever left the first one saw to it that a runner comes.
                 return;
@@ -1177,11 +1257,17 @@ where
 {
     /// Sees the run to its end, and those that it goes on with.
     async fn drive(mut self) {
-        let (mut ended, mut next) = (Vec::new(), Vec::new());
         for starts in 1.. {
-            ended.push(std::future::poll_fn(|cx| self.poll(cx)).await);
-            self.shell.end_and_go_on(&mut ended, &mut next);
-            let Some((ticket, job)) = next.pop() else {
+            let mut polls = 0_u32;
+            let ended = std::future::poll_fn(|cx| {
+                polls = polls.saturating_add(1);
+                self.poll(cx)
+            });
+            let ended = ended.await;
+            if polls == 1 {
+                self.shell.note_ready();
+            }
+            let Some((ticket, job)) = self.shell.end_and_go_on(ended) else {
                 return;
             };
             let run = self.shell.work.start(job, ticket.slot());
@@ -1228,7 +1314,12 @@ where
         let mut state = lock(&self.state.0);
         state.take_in(&self.inbox.0);
         let mut ends = Ends::default();
-        self.report(&mut state, &mut vec![ended], &mut Vec::new(), &mut ends);
+        self.report(
+            &mut state,
+            std::iter::once(ended),
+            &mut Vec::new(),
+            &mut ends,
+        );
         let out = self.finish(&mut state);
         drop(state);
         self.publish(&mut ends);
@@ -1252,7 +1343,7 @@ where
         ended.append(&mut self.take_ends());
         lock(&self.inbox.0).runners -= 1;
         let mut state = lock(&self.state.0);
-        self.report(&mut state, ended, spawned, ends);
+        self.report(&mut state, ended.drain(..), spawned, ends);
         let out = self.finish(&mut state);
         drop(state);
         self.publish(ends);

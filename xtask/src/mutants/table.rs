@@ -772,8 +772,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "stopped-before-its-first-poll-keeps-its-permit",
         invariant: "L4",
         file: SHELL,
-        find: "                    let driven = Driven {\n                        shell: shell.clone(),\n                        run: Some((run, ticket)),\n                    };\n                    let handle = shell.spawner.spawn(driven.drive());",
-        replace: "                    let (same, run) = (shell.clone(), Some((run, ticket)));\n                    let handle = shell\n                        .spawner\n                        .spawn(async move { Driven { shell: same, run }.drive().await });",
+        find: "            let driven = Driven {\n                shell: shell.clone(),\n                run: Some((run, ticket)),\n            };\n            let handle = shell.spawner.spawn(driven.drive());",
+        replace: "            let (same, run) = (shell.clone(), Some((run, ticket)));\n            let handle = shell\n                .spawner\n                .spawn(async move { Driven { shell: same, run }.drive().await });",
         test: SHUTTLE,
     },
     Mutation {
@@ -820,8 +820,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "cancel-before-the-first-poll-is-lost",
         invariant: "L4",
         file: JOB,
-        find: "        state.cancel.get_or_insert(why);\n        self.asked.store(true, Ordering::Release);",
-        replace: "        if state.driver.is_some() {\n            state.cancel.get_or_insert(why);\n            self.asked.store(true, Ordering::Release);\n        }",
+        find: "        state.rare().cancel.get_or_insert(why);\n        self.submitted.ask();",
+        replace: "        if matches!(state.stage, CellStage::Open(Some(_))) {\n            state.rare().cancel.get_or_insert(why);\n            self.submitted.ask();\n        }",
         test: SHUTTLE,
     },
     Mutation {
