@@ -772,8 +772,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "stopped-before-its-first-poll-keeps-its-permit",
         invariant: "L4",
         file: SHELL,
-        find: "            let driven = Driven {\n                shell: shell.clone(),\n                run: Some((run, ticket)),\n            };\n            let handle = shell.spawner.spawn(driven.drive());",
-        replace: "            let (same, run) = (shell.clone(), Some((run, ticket)));\n            let handle = shell\n                .spawner\n                .spawn(async move { Driven { shell: same, run }.drive().await });",
+        find: "            let driven = Driven {\n                shell: shell.clone(),\n                run: Some((run, ticket)),\n                stopping: false,\n            };\n            let handle = shell.spawner.spawn(driven.drive());",
+        replace: "            let (same, run) = (shell.clone(), Some((run, ticket)));\n            let handle = shell\n                .spawner\n                .spawn(async move { Driven { shell: same, run, stopping: false }.drive().await });",
         test: SHUTTLE,
     },
     Mutation {
@@ -817,6 +817,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SHUTTLE,
     },
     Mutation {
+        name: "caller-is-cut-off-in-the-middle-of-a-poll",
+        invariant: "L3",
+        file: SHELL,
+        find: "        if !self.stopping && self.shell.work.stops_by_itself(&run, stop) {",
+        replace: "        if false && self.shell.work.stops_by_itself(&run, stop) {",
+        test: SHUTTLE,
+    },
+    Mutation {
         name: "cancel-before-the-first-poll-is-lost",
         invariant: "L4",
         file: JOB,
@@ -828,8 +836,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "callers-turn-comes-unseen",
         invariant: "L6",
         file: JOB,
-        find: "        {\n            let mut state = lock(&self.state);\n            if state.published {\n                let status = keep(&mut state.status);\n                let (started, ended) = (state.started, state.ended_at);\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
-        replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            if state.published {\n                let status = keep(&mut state.status);\n                let (started, ended) = (state.started, state.ended_at);\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        Poll::Pending",
+        find: "        {\n            let mut state = lock(&self.state);\n            let started = state.started();\n            if let CellStage::Seen(ended, outcome) = &mut state.stage {\n                let (ended, status) = (*ended, keep(outcome));\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
+        replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            let started = state.started();\n            if let CellStage::Seen(ended, outcome) = &mut state.stage {\n                let (ended, status) = (*ended, keep(outcome));\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        Poll::Pending",
         test: SHUTTLE,
     },
     Mutation {

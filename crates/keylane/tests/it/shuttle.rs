@@ -315,6 +315,19 @@ fn when_all_is_idle_every_result_can_be_seen() {
 }
 
 #[test]
+fn whoever_asks_when_nothing_runs_any_more_waits_for_the_results() {
+    explore(|| async {
+        let executor = Executor::builder().build().unwrap();
+        let handle = executor.submit(0, async {});
+        while executor.stats().queued + executor.stats().running > 0 {
+            yield_now().await;
+        }
+        executor.all_idle().await;
+        assert!(handle.is_done());
+    });
+}
+
+#[test]
 fn a_caller_run_task_cancelled_while_it_is_polled_is_over_before_the_next_starts() {
     explore(|| async {
         let executor = Executor::builder()
@@ -340,6 +353,35 @@ fn a_caller_run_task_cancelled_while_it_is_polled_is_over_before_the_next_starts
         waits.await.unwrap();
         cancels.await.unwrap();
         assert!(first.await.is_done());
+        assert_nothing_left(&executor);
+    });
+}
+
+#[test]
+fn a_caller_run_task_stopped_while_it_is_polled_is_over_before_the_next_starts() {
+    explore(|| async {
+        let executor = Executor::builder()
+            .queue_limit_per_key(0)
+            .on_reject(Policy::CallerRuns)
+            .build()
+            .unwrap();
+        let watch = Watch::default();
+        let first = executor.submit(0, watch.task(0));
+        let inside = watch.clone();
+        let called = spawn(executor.submit(0, async move {
+            let _alone = inside.enter(1);
+            // Others go on while this is in the middle of a poll.
+            (0..12).for_each(|_| ::shuttle::thread::yield_now());
+        }));
+        while watch.started().len() < 2 {
+            yield_now().await;
+        }
+        executor.shutdown_key(&0, Mode::Now);
+        let behind = spawn(executor.submit(0, watch.task(2)));
+        called.await.unwrap();
+        assert!(behind.await.unwrap().is_done());
+        first.await;
+        executor.all_idle().await;
         assert_nothing_left(&executor);
     });
 }
