@@ -620,6 +620,7 @@ async fn where_nothing_is_spilled_the_longest_loans_go_back_at_once_and_whole() 
     top.target.answer(1, busy(Duration::from_secs(36_000)));
     let begun = Instant::now();
     top.feed([1, 2, 3]);
+    tokio::time::sleep(longest - LEASE * 3).await;
     let settled = top.feeder.settled(3).await;
     assert!(begun.elapsed() < longest - LEASE, "it was too late");
     let returned = |settled: &Settled| match settled {
@@ -637,6 +638,7 @@ async fn what_was_out_for_nearly_as_long_as_it_may_be_is_spilled_where_lanes_are
     top.target.answer(1, busy(Duration::from_secs(36_000)));
     let begun = Instant::now();
     top.feed([1, 2, 3]);
+    tokio::time::sleep(longest - LEASE * 3).await;
     until("they are spilled", || top.counters().spilled.get() == 3).await;
     assert!(begun.elapsed() < longest - LEASE, "it was too late");
     let settled = top.feeder.settled(3).await;
