@@ -475,6 +475,17 @@ pub(super) fn envelope(label: &str) -> Bytes {
     body.to_string().into()
 }
 
+/// One with a payload of so many bytes.
+pub(super) fn large_envelope(label: &str, bytes: usize) -> Bytes {
+    let body = serde_json::json!({
+        "id": label,
+        "mediationType": "HTTP",
+        "mediationTarget": URL,
+        "payload": "x".repeat(bytes),
+    });
+    body.to_string().into()
+}
+
 /// `k0`, `k1`, …
 pub(super) fn keys(count: usize) -> Vec<String> {
     (0..count).map(|k| format!("k{k}")).collect()
