@@ -35,6 +35,9 @@ const RECEIVE_BYTES: usize = 4 << 20;
 /// How long a stop waits, past its deadline, for what was cut to come back.
 const CUT_GRACE: Duration = Duration::from_secs(2);
 
+/// A removed pool that cannot go yet is looked at this often.
+const STAYS: Duration = Duration::from_secs(1);
+
 /// What everything in the router shares.
 pub(crate) struct Inner {
     pub(crate) store: Arc<dyn Store>,
@@ -483,6 +486,9 @@ fn ability(features: &Features, source: &SourcePlan) -> Ability {
             .map(Workers::new),
         rejects: features.dead_letter,
         returns,
+        takes_back: features.ordered_return
+            || matches!(features.order, Order::AsItComes | Order::NoKeys),
+        spills: no_spill(features, source).is_none(),
         overflow,
     }
 }
@@ -660,7 +666,7 @@ impl Inner {
         Pool::new(name, plan, self.shared.clone(), self.permits.clone())
     }
 
-    /// A removed pool drains to its deadline, then gives back what is left and goes.
+    /// A removed pool drains to its deadline, then gives back or stores what is left and goes.
     async fn retire(self: &Arc<Self>, pool: Arc<Pool>) {
         let gauges = pool.gauges();
         let name = &*pool.name;
@@ -676,6 +682,10 @@ impl Inner {
             Some(deadline) => {
                 let _ = tokio::time::timeout(deadline, pool.all_idle()).await;
             }
+        }
+        // What its source cannot take back in order, and no store may have, stays to its end.
+        while !pool.close(&self.shared) && !self.stop_taking.is_cancelled() {
+            let _ = tokio::time::timeout(STAYS, pool.all_idle()).await;
         }
         while !pool.drain(Duration::from_secs(60)).await {
             tracing::warn!(pool = name, "attempts of the removed pool still run");

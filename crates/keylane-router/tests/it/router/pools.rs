@@ -9,14 +9,16 @@ use std::time::Duration;
 use keylane_router::dispatch::handler_fn;
 use keylane_router::embedded::{Db, NewMessage};
 use keylane_router::outcome::{Outcome, Reason};
-use keylane_router::plan::{KeyPlan, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, Rate};
+use keylane_router::plan::{
+    Instances, KeyPlan, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, Rate, SourcePlan,
+};
 use keylane_router::store::Store as _;
 use keylane_router::testing::{Answer, Request, fixed};
 use keylane_router::{Router, StartError};
 use tokio::sync::Semaphore;
 
 use super::log::Log;
-use super::test_source::{Fed, TestSource, test_source};
+use super::test_source::{Fed, Settled, TestSource, test_source};
 use super::top::{Top, ill_while, quick_plan, until};
 
 fn pool(plan: &mut Plan) -> &mut PoolPlan {
@@ -343,6 +345,122 @@ async fn fc_10_a_removed_pool_gives_back_what_it_cannot_finish_in_time() {
     let mut firsts = top.starts("k");
     firsts.dedup();
     assert_eq!(firsts, [1, 2, 3]);
+}
+
+/// A router with pools `default` and `mail` on a source that cannot take messages back in order;
+/// its target answers as it is told, `calls` are the ids it was called with.
+struct Removing {
+    _folder: tempfile::TempDir,
+    db: Db,
+    router: Router,
+    feeder: super::test_source::Feeder,
+    plan: Plan,
+    calls: Arc<Mutex<Vec<String>>>,
+    ill: Arc<AtomicBool>,
+}
+
+impl Removing {
+    /// With three messages of a key in `mail`, the first of which failed and waits.
+    async fn new(instances: Instances) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(folder.path(), Default::default()).unwrap();
+        let mut plan = quick_plan();
+        pool(&mut plan).retry.initial = Duration::from_millis(300);
+        pool(&mut plan).retry.max = Duration::from_millis(300);
+        pool(&mut plan).on_exhausted = Some(OnExhausted::Block);
+        let mut mail = plan.pools["default"].clone();
+        mail.drain = Some(Duration::from_millis(20));
+        plan.pools.insert("mail".into(), mail);
+        let source_plan = SourcePlan {
+            instances,
+            ..SourcePlan::custom()
+        };
+        plan.sources.insert("t".into(), source_plan);
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let ill = Arc::new(AtomicBool::new(true));
+        let (called, is_ill) = (calls.clone(), ill.clone());
+        let dispatch = handler_fn(move |message| {
+            called.lock().unwrap().push(message.id.to_string());
+            let ill = is_ill.load(Ordering::SeqCst);
+            async move {
+                match ill {
+                    true => Outcome::Failed(Reason::default()),
+                    false => Outcome::Delivered,
+                }
+            }
+        });
+        let (source, feeder) = test_source("t");
+        let builder = Router::builder().plan(plan.clone()).store(db.store());
+        let router = builder.dispatch(dispatch).source("t", source);
+        let router = router.start().await.unwrap();
+        let removing = Self {
+            _folder: folder,
+            db,
+            router,
+            feeder,
+            plan,
+            calls,
+            ill,
+        };
+        removing
+            .feeder
+            .feed((1..=3).map(|id| fed_to("mail", id)).collect());
+        until("the first failed", || !removing.calls().is_empty()).await;
+        removing
+    }
+
+    fn calls(&self) -> Vec<String> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    async fn remove(&mut self, pool: &str) {
+        self.plan.pools.remove(pool);
+        self.router.reload(self.plan.clone()).await.unwrap();
+    }
+
+    /// Everything was acked, nothing given back, and the calls were in order.
+    async fn ends_in_order(&self, messages: usize) {
+        let settled = self.feeder.settled(messages).await;
+        let acked = |settled: &Settled| matches!(settled, Settled::Acked(..));
+        assert!(settled.iter().all(acked), "{settled:?}");
+        let wanted: Vec<String> = (1..=messages).map(|id| id.to_string()).collect();
+        let called = || {
+            let mut calls = self.calls();
+            calls.dedup();
+            calls
+        };
+        until("all are called", || called().len() >= messages).await;
+        assert_eq!(called(), wanted);
+    }
+}
+
+#[tokio::test]
+async fn fc_10_a_removed_pool_stores_what_its_source_cannot_take_back_in_order() {
+    let mut removing = Removing::new(Instances::One).await;
+    removing.remove("mail").await;
+    until("the pool is gone", || removing.router.pools().len() == 1).await;
+    let stored = removing.db.store().parked();
+    assert_eq!(stored.len(), 1, "{stored:?}");
+    assert_eq!(&*stored[0].lane.pool, "default");
+    removing.feeder.feed(vec![fed_to("mail", 4)]);
+    removing.ill.store(false, Ordering::SeqCst);
+    removing.ends_in_order(4).await;
+}
+
+#[tokio::test]
+async fn fc_10_a_removed_pool_keeps_what_can_neither_go_back_nor_be_stored_to_its_end() {
+    let mut removing = Removing::new(Instances::Many).await;
+    removing.remove("mail").await;
+    let failed = removing.calls().len();
+    until("it is tried there again", || {
+        removing.calls().len() > failed
+    })
+    .await;
+    removing.feeder.feed(vec![fed_to("mail", 4)]);
+    assert_eq!(removing.router.pools().len(), 2);
+    removing.ill.store(false, Ordering::SeqCst);
+    removing.ends_in_order(4).await;
+    until("the pool is gone", || removing.router.pools().len() == 1).await;
 }
 
 #[tokio::test]
