@@ -55,6 +55,8 @@ pub(crate) struct Consumer {
     pub(crate) scale: Option<Scale>,
     /// Receives nothing more.
     pub(crate) stop: CancellationToken,
+    /// It does.
+    takes_no_more: CancellationToken,
     /// The receiving and the settling task.
     tasks: TaskTracker,
     held: Arc<dyn HeldIds>,
@@ -63,6 +65,14 @@ pub(crate) struct Consumer {
 }
 
 impl Consumer {
+    /// Waits until nothing more comes from it into the lanes.
+    pub(crate) async fn received_all(&self) {
+        tokio::select! {
+            () = self.takes_no_more.cancelled() => {}
+            () = self.ended() => {}
+        }
+    }
+
     /// Waits until everything received was settled and the source is closed.
     pub(crate) async fn ended(&self) {
         self.tasks.wait().await;
@@ -165,10 +175,11 @@ pub(crate) fn start<S: Source>(
         one_pool: features.key_lock.then(OnePool::default),
         target: "".into(),
     };
+    let no_more = takes_no_more.clone();
     tasks.spawn(async move {
         let mut source = consume.run().await;
         source.stop_taking().await;
-        takes_no_more.cancel();
+        no_more.cancel();
         // Everything that was received is settled before the connection goes.
         let _ = settled.await;
         source.close().await;
@@ -180,6 +191,7 @@ pub(crate) fn start<S: Source>(
         features,
         scale,
         stop,
+        takes_no_more,
         tasks,
         held,
         stage,
@@ -810,11 +822,12 @@ impl<S: Source> Consume<S> {
             return give_back(delivery);
         }
         let weight = tokio::select! {
-            weight = pool.weigh(delivery.bytes(), || self.relief.heavy(&pool)) => weight,
+            biased;
             () = self.stop.cancelled() => {
                 refused.insert(place);
                 return give_back(delivery);
             }
+            weight = pool.weigh(delivery.bytes(), || self.relief.heavy(&pool)) => weight,
         };
         delivery.weight = Some(weight);
         let held = self.held.clone();

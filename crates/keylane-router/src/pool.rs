@@ -24,7 +24,7 @@ use crate::dispatch::{Attempt, DynDispatch};
 use crate::feed::Fed;
 use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
-use crate::lane::LaneId;
+use crate::lane::{LaneId, any_source};
 use crate::lease::Lost;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
@@ -472,10 +472,21 @@ impl Pool {
         identities.unwrap_or_default()
     }
 
-    /// The lanes of one source.
+    /// The lanes of one source, and those it shares that may have something of it.
     pub(crate) fn lanes_of(&self, source: &Arc<str>) -> Vec<LaneId> {
         let mut lanes = self.executor.keys();
-        lanes.retain(|lane| lane.source() == source);
+        let shared = any_source();
+        let has_some = |lane: &LaneId| {
+            let has = self.executor.inspect(lane, |stats, jobs| {
+                let mut jobs = jobs.map(|job| job.identity.source == *source);
+                stats.running > 0 || jobs.any(|of_it| of_it)
+            });
+            has == Some(true)
+        };
+        lanes.retain(|lane| match lane.source() {
+            of if of == source => true,
+            of => *of == shared && has_some(lane),
+        });
         lanes
     }
 

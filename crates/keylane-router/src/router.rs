@@ -180,11 +180,10 @@ impl Router {
             return false;
         };
         consumer.stop.cancel();
-        for pool in self.inner.routes.pools() {
-            for lane in pool.lanes_of(&consumer.name) {
-                pool.leave(&lane);
-            }
-        }
+        self.inner.leave_lanes(&consumer.name);
+        // What it was about to put into a lane is there now.
+        consumer.received_all().await;
+        self.inner.leave_lanes(&consumer.name);
         consumer.ended().await;
         self.inner.consumers().remove(name);
         true
@@ -629,6 +628,15 @@ impl Inner {
                 }
             }
             Err(error) => self.health.trouble(Trouble::Store, error.to_string()),
+        }
+    }
+
+    /// What waits of a source goes back to it.
+    fn leave_lanes(&self, source: &Arc<str>) {
+        for pool in self.routes.pools() {
+            for lane in pool.lanes_of(source) {
+                pool.leave(&lane);
+            }
         }
     }
 

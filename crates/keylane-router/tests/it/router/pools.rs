@@ -747,3 +747,39 @@ async fn a_key_parked_in_the_default_pool_touches_no_lane_of_a_pool_that_was_the
     let both = [("default".to_owned(), 1), ("mail".to_owned(), 1)];
     assert_eq!(parked, BTreeMap::from(both));
 }
+
+#[tokio::test]
+async fn a_source_that_goes_gets_back_what_it_has_in_shared_lanes_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Default::default()).unwrap();
+    let mut plan = scoped(LaneScope::Pool);
+    pool(&mut plan).retry.initial = Duration::from_secs(3600);
+    pool(&mut plan).retry.max = Duration::from_secs(3600);
+    pool(&mut plan).retry.max_attempts = NonZeroUsize::new(3).unwrap();
+    pool(&mut plan).busy_max = Duration::from_secs(3600);
+    let (goes, of_goes) = test_source("goes");
+    let (stays, of_stays) = test_source("stays");
+    let fails = handler_fn(|_| async { Outcome::Failed(Reason::default()) });
+    let builder = Router::builder().plan(plan).store(db.store());
+    let builder = builder.dispatch(fails).source("goes", goes.returning());
+    let router = builder.source("stays", stays.returning());
+    let router = router.start().await.unwrap();
+    of_goes.feed(vec![fed(1), fed(2)]);
+    of_stays.feed(vec![Fed {
+        key: Some("other"),
+        ..fed(3)
+    }]);
+    until("both heads are held", || {
+        let pool = &router.pools()[0];
+        pool.queued == 3 && pool.in_flight == 0 && pool.lanes == 2
+    })
+    .await;
+    assert!(router.remove_source("goes").await);
+    let back = [Settled::Returned(1, 1), Settled::Returned(2, 2)];
+    assert_eq!(of_goes.all_settled(), back);
+    assert_eq!(
+        of_stays.all_settled(),
+        [],
+        "its lane has nothing of the other"
+    );
+}
