@@ -198,8 +198,12 @@ impl Router {
     pub async fn reload(&self, plan: Plan) -> Result<(), StartError> {
         let _one_at_a_time = self.inner.changing.lock().await;
         check_plan(&plan)?;
-        let sources: Vec<Arc<Consumer>> = self.inner.consumers().values().cloned().collect();
-        for source in sources {
+        let before = self.inner.plan();
+        // What the plan has no longer is to be removed next.
+        let goes =
+            |name: &Arc<str>| before.sources.contains_key(name) && !plan.sources.contains_key(name);
+        let sources = self.inner.running_consumers();
+        for source in sources.into_iter().filter(|source| !goes(&source.name)) {
             check_source(&plan, &source.name, &source.features, &source.plan)?;
         }
         self.inner.separate_no_more(&plan).await?;

@@ -135,6 +135,23 @@ async fn a_reload_refuses_what_a_start_refuses_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_reload_is_not_refused_for_a_source_that_it_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Default::default()).unwrap();
+    let (source, _feeder) = test_source("t");
+    let mut plan = quick_plan();
+    plan.sources.insert("t".into(), SourcePlan::custom());
+    let builder = Router::builder().plan(plan.clone()).store(db.store());
+    let router = builder.source("t", source).start().await.unwrap();
+    pool(&mut plan).on_exhausted = Some(OnExhausted::Return);
+    let refused = router.reload(plan.clone()).await;
+    assert!(matches!(refused, Err(StartError::CannotReturn { .. })));
+    plan.sources.clear();
+    assert_eq!(router.reload(plan).await, Ok(()));
+    assert!(router.remove_source("t").await);
+}
+
+#[tokio::test]
 async fn breaker_settings_act_on_reload() {
     let mut plan = quick_plan();
     plan.breaker.failures = 0.5;
