@@ -559,10 +559,8 @@ impl Inner {
     /// Takes up what the store knows from before: pauses, and keys of pools that are gone. Stored
     /// keys are fed once their source is there.
     async fn take_up(self: &Arc<Self>) -> Result<(), StoreError> {
-        for lane in self.store.pauses() {
-            if let Some(pool) = self.routes.pool(&lane.pool) {
-                pool.pause(LaneId::of(&lane));
-            }
+        for pool in self.routes.pools() {
+            self.apply_pauses(&pool);
         }
         let stored: HashSet<Arc<str>> = self
             .store
@@ -674,8 +672,19 @@ impl Inner {
         consumer.is_some_and(|consumer| consumer.is_out(&identity.id))
     }
 
+    /// A pool that comes with a reload. It may have been there before, with pauses.
     fn new_pool(&self, name: Arc<str>, plan: PoolPlan) -> Arc<Pool> {
-        Pool::new(name, plan, self.shared.clone(), self.permits.clone())
+        let pool = Pool::new(name, plan, self.shared.clone(), self.permits.clone());
+        self.apply_pauses(&pool);
+        pool
+    }
+
+    fn apply_pauses(&self, pool: &Pool) {
+        for lane in self.store.pauses() {
+            if lane.pool == pool.name {
+                pool.pause(LaneId::of(&lane));
+            }
+        }
     }
 
     /// A removed pool drains to its deadline, then gives back or stores what is left and goes.

@@ -12,9 +12,9 @@ use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::plan::{
     Instances, KeyPlan, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, Rate, SourcePlan,
 };
-use keylane_router::store::Store as _;
+use keylane_router::store::{LaneName, Store as _};
 use keylane_router::testing::{Answer, Request, fixed};
-use keylane_router::{Router, StartError};
+use keylane_router::{By, Router, StartError};
 use tokio::sync::Semaphore;
 
 use super::log::Log;
@@ -362,6 +362,38 @@ async fn fc_10_a_removed_pool_gives_back_what_it_cannot_finish_in_time() {
     let mut firsts = top.starts("k");
     firsts.dedup();
     assert_eq!(firsts, [1, 2, 3]);
+}
+
+#[tokio::test]
+async fn a_pause_holds_when_its_pool_goes_and_comes_back() {
+    let mut plan = quick_plan();
+    plan.pools
+        .insert("mail".into(), plan.pools["default"].clone());
+    let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
+    let lane = LaneName::keyed("default", "mail", "k");
+    let by = By {
+        who: "ada".to_owned(),
+        why: "a test".to_owned(),
+    };
+    top.router.pause(lane.clone(), by.clone()).await.unwrap();
+    let mut without = plan.clone();
+    without.pools.remove("mail");
+    top.router.reload(without).await.unwrap();
+    until("the pool is gone", || top.router.pools().len() == 1).await;
+    top.router.reload(plan).await.unwrap();
+    let url = top.target.url("/");
+    let of = |key, n| message_in("mail", &url, key, n);
+    let messages = vec![of("k", 1), of("other", 1)];
+    top.db.publish("default", messages, true).await.unwrap();
+    until("the other is delivered", || !top.starts("other").is_empty()).await;
+    until("it waits", || {
+        let mail = top.router.pools().into_iter().find(|p| &*p.pool == "mail");
+        mail.is_some_and(|mail| mail.queued == 1)
+    })
+    .await;
+    assert!(top.starts("k").is_empty());
+    top.router.resume(lane, by).await.unwrap();
+    top.drained().await;
 }
 
 /// A router with pools `default` and `mail` on a source that cannot take messages back in order;
