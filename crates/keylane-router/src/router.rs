@@ -168,6 +168,7 @@ impl Router {
         let consumer = consume::start(name.clone(), source, plan, self.inner.clone());
         consumers.insert(name.clone(), consumer);
         drop(consumers);
+        self.inner.health.well(Trouble::NoSource(name.clone()));
         self.inner.feed_stored(&name);
         Ok(())
     }
@@ -186,7 +187,30 @@ impl Router {
         self.inner.leave_lanes(&consumer.name);
         consumer.ended().await;
         self.inner.consumers().remove(name);
+        self.check_stored_keys();
         true
+    }
+
+    /// Looks for stored keys of sources that are neither read nor in the plan: nobody feeds them,
+    /// which is a [`Trouble::NoSource`] until such a source is added. Done after a source was
+    /// removed, and at the start where the builder has sources; who adds them later calls this
+    /// when all are there.
+    pub fn check_stored_keys(&self) {
+        let mut unfed: BTreeMap<Arc<str>, Vec<LaneName>> = BTreeMap::new();
+        for stored in self.inner.store.parked() {
+            if !self.inner.knows_source(&stored.lane.source) {
+                let of = unfed.entry(stored.lane.source.clone()).or_default();
+                of.push(stored.lane);
+            }
+        }
+        for (source, lanes) in unfed {
+            let (many, first) = (lanes.len(), LaneId::of(&lanes[0]).in_words());
+            let text = format!(
+                "{many} keys of it are stored ({first} in pool `{}` among them) and nobody feeds them: configure a source of this name again, or park and drop them",
+                lanes[0].pool
+            );
+            self.inner.health.trouble(Trouble::NoSource(source), text);
+        }
     }
 
     /// Puts another plan's limits and pools in force: added pools start, changed limits act at
@@ -391,8 +415,12 @@ impl Builder {
             inner: Inner::new(self.plan, store, dispatch, self.history, self.lease_clock),
         };
         router.inner.take_up().await?;
+        let has_sources = !self.sources.is_empty();
         for start in self.sources {
             start(&router)?;
+        }
+        if has_sources {
+            router.check_stored_keys();
         }
         Ok(router)
     }
@@ -664,6 +692,11 @@ impl Inner {
     /// Whether a source's keys can be fed: what they mean is in its plan.
     pub(crate) fn has_source(&self, name: &Arc<str>) -> bool {
         *name == any_source() || self.consumers().contains_key(name)
+    }
+
+    /// Whether a source of this name is read, or is to be.
+    pub(crate) fn knows_source(&self, name: &Arc<str>) -> bool {
+        self.has_source(name) || self.plan().sources.contains_key(name)
     }
 
     /// Whether its source has not heard yet how this message's loan ended.

@@ -213,6 +213,12 @@ impl Router {
     pub async fn replay(&self, lane: LaneName, by: By) -> Result<(), VerbError> {
         let parked = self.store().parked_lane(&lane).ok_or(VerbError::NotFound)?;
         let pool = self.pool_of(&lane)?;
+        if !self.inner.knows_source(&lane.source) {
+            return Err(VerbError::Refused(format!(
+                "there is no source `{}`, so nobody would feed it; configure a source of this name again, or drop the key",
+                lane.source
+            )));
+        }
         if parked.replaying {
             return Ok(());
         }
