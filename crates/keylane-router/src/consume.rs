@@ -1,9 +1,11 @@
 //! From a source to the lanes, and back: each message becomes a delivery, each settlement reaches
 //! the source, in order and in batches.
 
+use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
@@ -605,8 +607,9 @@ impl<S: Source> Consume<S> {
             let received = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                received = receive(&mut self.source, room, self.terms.as_deref()) => received,
+                received = contained(receive(&mut self.source, room, self.terms.as_deref())) => received,
             };
+            let received = received.unwrap_or_else(|text| Err(self.panicked(text)));
             match received {
                 Ok((batch, lent)) => {
                     back_off = FIRST_BACK_OFF;
@@ -627,6 +630,14 @@ impl<S: Source> Consume<S> {
             }
         }
         self.source
+    }
+
+    fn panicked(&self, text: String) -> SourceError {
+        SourceError {
+            source_name: self.name.clone(),
+            text: format!("receiving panicked: {text}"),
+            permanent: false,
+        }
     }
 
     /// What may have been lent long ago, before this process was stopped, is renewed before
@@ -928,6 +939,25 @@ impl<S: Source> Consume<S> {
     fn overflow(&self, pool: &Pool) -> Overflow {
         self.router.shared.overflow(&pool.plan(), &self.name)
     }
+}
+
+/// Runs what may panic: a source's panic is its trouble, and it is read again.
+async fn contained<T>(future: impl Future<Output = T>) -> Result<T, String> {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|cx| {
+        let poll = std::panic::AssertUnwindSafe(|| future.as_mut().poll(cx));
+        match std::panic::catch_unwind(poll) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(text_of(&*panic))),
+        }
+    })
+    .await
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "without a word".to_owned())
 }
 
 /// Receives a batch; answers also since when it is lent, at the earliest.
