@@ -122,6 +122,16 @@ pub enum StartError {
         "pool `{0}`: overflow = \"spill\" and lane_scope = \"pool\" exclude each other; use \"return\" or \"wait\", or lane_scope = \"source\""
     )]
     SpillShared(Arc<str>),
+    /// A lane that sources share is given back to all of them.
+    #[error(
+        "pool `{pool}`: lane_scope = \"pool\", but source `{source_name}` cannot take messages back in order with a delay; use lane_scope = \"source\""
+    )]
+    CannotShare {
+        /// Which pool.
+        pool: Arc<str>,
+        /// Which source.
+        source_name: Arc<str>,
+    },
     /// The router is stopping.
     #[error("the router is stopping")]
     Stopping,
@@ -475,6 +485,12 @@ fn check_source(
             return Err(StartError::CannotReturn {
                 pool: pool.clone(),
                 option,
+                source_name: name.clone(),
+            });
+        }
+        if pool_plan.lane_scope == LaneScope::Pool && !returns {
+            return Err(StartError::CannotShare {
+                pool: pool.clone(),
                 source_name: name.clone(),
             });
         }

@@ -645,6 +645,7 @@ async fn r11_a_key_with_something_unresolved_keeps_its_lane_when_the_scope_of_la
         });
         let builder = Router::builder().store(db.store()).dispatch(dispatch);
         let builder = builder.plan(scoped(before));
+        let source = source.returning();
         let router = builder.source("t", source).start().await.unwrap();
         feeder.feed(vec![fed(1), fed(2)]);
         until("the first runs", || calls.lock().unwrap().len() == 1).await;
@@ -675,6 +676,7 @@ async fn r11_a_parked_key_is_not_overtaken_after_a_restart_with_another_scope_of
             let (source, feeder) = test_source("t");
             let builder = Router::builder().store(db.store()).dispatch(fails());
             let builder = builder.plan(scoped(scope));
+            let source = source.returning();
             let router = builder.source("t", source).start().await.unwrap();
             let count = ids.len();
             feeder.feed(ids.into_iter().map(fed).collect());
@@ -795,6 +797,24 @@ async fn a_key_parked_in_the_default_pool_touches_no_lane_of_a_pool_that_was_the
     let parked = parked_after(&runs).await;
     let both = [("default".to_owned(), 1), ("mail".to_owned(), 1)];
     assert_eq!(parked, BTreeMap::from(both));
+}
+
+#[tokio::test]
+async fn lanes_are_shared_only_by_sources_that_can_return() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Default::default()).unwrap();
+    let builder = || Router::builder().store(db.store());
+    let shared = || builder().plan(scoped(LaneScope::Pool));
+    let (source, _feeder) = test_source("t");
+    let Err(refused) = shared().source("t", source).start().await else {
+        panic!("it started");
+    };
+    let text = refused.to_string();
+    assert!(text.contains("lane_scope = \"pool\""), "{text}");
+    assert!(text.contains("source `t`"), "{text}");
+    let (source, _feeder) = test_source("t");
+    let started = shared().source("t", source.returning()).start().await;
+    started.unwrap().stop(Duration::from_secs(5)).await;
 }
 
 #[tokio::test]
