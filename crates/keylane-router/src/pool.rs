@@ -86,6 +86,8 @@ pub(crate) struct Ability {
     pub(crate) takes_back: bool,
     /// Its keys may be stored.
     pub(crate) spills: bool,
+    /// Others read it too.
+    pub(crate) many: bool,
     /// What is done with its lanes that are over, where no pool says so.
     pub(crate) overflow: Overflow,
 }
@@ -113,6 +115,16 @@ impl Shared {
     pub(crate) fn spills(&self, lane: &LaneId, source: &Arc<str>) -> bool {
         // What sources share is in none of their stores.
         lane.source() == source && self.ability(source).is_some_and(|source| source.spills)
+    }
+
+    /// A source of this lane that others read too, if there is one.
+    pub(crate) fn read_by_many(&self, lane: &LaneName) -> Option<Arc<str>> {
+        let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
+        let mut of_lane = sources
+            .iter()
+            .filter(|(name, _)| LaneId::is_shared(lane) || **name == lane.source);
+        let many = of_lane.find(|(_, source)| source.many);
+        many.map(|(name, _)| name.clone())
     }
 
     /// Whether no source receives any more.

@@ -122,6 +122,16 @@ pub enum StartError {
         "pool `{0}`: overflow = \"spill\" and lane_scope = \"pool\" exclude each other; use \"return\" or \"wait\", or lane_scope = \"source\""
     )]
     SpillShared(Arc<str>),
+    /// A parked key lives with one instance.
+    #[error(
+        "pool `{pool}`: on_exhausted = \"park\", but source `{source_name}` is read by many instances (instances = \"many\"); set it to another value or leave it out"
+    )]
+    CannotPark {
+        /// Which pool.
+        pool: Arc<str>,
+        /// Which source.
+        source_name: Arc<str>,
+    },
     /// A lane that sources share is given back to all of them.
     #[error(
         "pool `{pool}`: lane_scope = \"pool\", but source `{source_name}` cannot take messages back in order with a delay; use lane_scope = \"source\""
@@ -488,6 +498,13 @@ fn check_source(
                 source_name: name.clone(),
             });
         }
+        if pool_plan.on_exhausted == Some(OnExhausted::Park) && source.instances == Instances::Many
+        {
+            return Err(StartError::CannotPark {
+                pool: pool.clone(),
+                source_name: name.clone(),
+            });
+        }
         if pool_plan.lane_scope == LaneScope::Pool && !returns {
             return Err(StartError::CannotShare {
                 pool: pool.clone(),
@@ -536,6 +553,7 @@ fn ability(features: &Features, source: &SourcePlan) -> Ability {
         takes_back: features.ordered_return
             || matches!(features.order, Order::AsItComes | Order::NoKeys),
         spills: no_spill(features, source).is_none(),
+        many: source.instances == Instances::Many,
         overflow,
     }
 }
