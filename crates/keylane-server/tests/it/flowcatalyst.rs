@@ -1,5 +1,5 @@
 //! `examples/as-flowcatalyst.toml` behaves as the original (FC-1, FC-2). FC-3 needs two batches of
-//! one key at once, which the embedded queue never hands out: the router's own tests show it.
+//! one key at once, which the embedded queue never hands out: `src/config/as_flowcatalyst.rs` has it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
