@@ -71,7 +71,11 @@ impl Source for TwoBatches {
 
 impl Ends {
     fn all(&self, receipts: Vec<u64>, end: fn(u64) -> End) -> Vec<Result<(), SettleError>> {
-        let told = |id| self.0.send(end(id)).map_err(|_| SettleError::Lost("over".into()));
+        let told = |id| {
+            self.0
+                .send(end(id))
+                .map_err(|_| SettleError::Lost("over".into()))
+        };
         receipts.into_iter().map(told).collect()
     }
 }
