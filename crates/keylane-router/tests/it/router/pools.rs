@@ -174,7 +174,7 @@ async fn breaker_settings_act_on_reload() {
 }
 
 #[tokio::test]
-async fn fc_9_a_change_of_rate_acts_at_once() {
+async fn fc_9_what_waits_for_the_rate_holds_no_permit_and_a_change_acts_at_once() {
     let mut plan = quick_plan();
     let slow = Rate {
         count: 1,
@@ -197,6 +197,40 @@ async fn fc_9_a_change_of_rate_acts_at_once() {
     pool(&mut plan).rate = None;
     top.router.reload(plan).await.unwrap();
     top.drained().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn fc_9_a_rate_per_minute_lets_no_whole_minute_through_at_once() {
+    let mut plan = quick_plan();
+    // As the config reads "6000/m".
+    pool(&mut plan).rate = Some(Rate {
+        count: 6000,
+        per: Duration::from_secs(60),
+        burst: 10,
+    });
+    let (source, feeder) = test_source("t");
+    let store = keylane_router::conformance::MemoryStore::default();
+    let builder = Router::builder().plan(plan).store(store);
+    let builder = builder.dispatch(handler_fn(|_| async { Outcome::Delivered }));
+    let router = builder.source("t", source).start().await.unwrap();
+    let keys: Vec<String> = (0..110).map(|n| format!("k{n}")).collect();
+    let began = tokio::time::Instant::now();
+    let one = |(id, key)| Fed {
+        key: Some(key),
+        ..fed(id)
+    };
+    feeder.feed(
+        (0..110)
+            .zip(keys.iter().map(String::as_str))
+            .map(one)
+            .collect(),
+    );
+    feeder.settled(110).await;
+    // Ten at once, the others one each ten milliseconds; the clock moves from timer to timer.
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(990), "{took:?}");
+    assert!(took <= Duration::from_millis(1100), "{took:?}");
+    router.stop(Duration::from_secs(5)).await;
 }
 
 #[tokio::test]
@@ -362,6 +396,44 @@ async fn fc_10_a_removed_pool_gives_back_what_it_cannot_finish_in_time() {
     let mut firsts = top.starts("k");
     firsts.dedup();
     assert_eq!(firsts, [1, 2, 3]);
+}
+
+#[tokio::test]
+async fn fc_10_with_drain_finish_a_removed_pool_takes_as_long_as_it_takes_and_says_what_it_has() {
+    let (log, _here) = Log::from_level(tracing::Level::INFO);
+    let mut plan = quick_plan();
+    let mut mail = plan.pools["default"].clone();
+    mail.drain = None;
+    plan.pools.insert("mail".into(), mail);
+    let open = Arc::new(AtomicBool::new(false));
+    let is_open = open.clone();
+    let top = Top::new(plan.clone(), move |_: &Request| {
+        match is_open.load(Ordering::SeqCst) {
+            true => Answer::ok(),
+            // Longer than the test's other steps.
+            false => Answer::not_yet(1),
+        }
+    })
+    .await;
+    let url = top.target.url("/");
+    let messages = (1..=3).map(|n| message_in("mail", &url, "k", n)).collect();
+    top.db.publish("default", messages, true).await.unwrap();
+    let mail = top.router.counters().of(&"default".into(), &"mail".into());
+    until("its head waits", || mail.attempts_not_yet.get() == 1).await;
+    plan.pools.remove("mail");
+    top.router.reload(plan).await.unwrap();
+    until("it says so", || {
+        !log.with("the pool was removed").is_empty()
+    })
+    .await;
+    let said = log.with("the pool was removed");
+    for part in ["queued=3", "active=0", "keys=1", "pool=\"mail\""] {
+        assert!(said[0].contains(part), "{part}: {said:?}");
+    }
+    open.store(true, Ordering::SeqCst);
+    until("the pool is gone", || top.router.pools().len() == 1).await;
+    assert_eq!((mail.delivered.get(), mail.returned.get()), (3, 0));
+    assert_eq!(log.with("the removed pool is gone").len(), 1);
 }
 
 #[tokio::test]
@@ -542,6 +614,35 @@ async fn fc_15_an_open_breaker_holds_its_lanes_uses_no_attempt_and_closes_on_suc
     ill.store(false, Ordering::SeqCst);
     top.drained().await;
     assert!(top.is_green());
+}
+
+#[tokio::test]
+async fn fc_15_the_breaker_of_an_origin_is_shared_by_pools() {
+    let mut plan = quick_plan();
+    plan.breaker.failures = 0.5;
+    plan.breaker.window = NonZeroUsize::new(2).unwrap();
+    plan.breaker.open = Duration::from_secs(3600);
+    pool(&mut plan).retry.max_attempts = NonZeroUsize::new(1000).unwrap();
+    let like = plan.pools["default"].clone();
+    plan.pools.insert("mail".into(), like);
+    let ill = Arc::new(AtomicBool::new(true));
+    let top = Top::new(plan.clone(), ill_while(&ill)).await;
+    top.publish_all(&[("a", 1), ("b", 1)]).await;
+    until("both wait for the breaker", || {
+        top.router.breaker_holds() == 2
+    })
+    .await;
+    // Nothing of this pool was called before, and nothing is now.
+    let message = message_in("mail", &top.target.url("/"), "c", 1);
+    let published = top.db.publish("default", vec![message], true);
+    published.await.unwrap();
+    until("so does the third", || top.router.breaker_holds() == 3).await;
+    assert!(top.starts("c").is_empty());
+    ill.store(false, Ordering::SeqCst);
+    plan.breaker.open = Duration::from_millis(20);
+    top.router.reload(plan).await.unwrap();
+    top.drained().await;
+    assert_eq!(top.starts("c"), [1]);
 }
 
 #[tokio::test]
