@@ -1,9 +1,11 @@
 //! From a source to the lanes, and back: each message becomes a delivery, each settlement reaches
 //! the source, in order and in batches.
 
+use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
@@ -55,6 +57,8 @@ pub(crate) struct Consumer {
     pub(crate) scale: Option<Scale>,
     /// Receives nothing more.
     pub(crate) stop: CancellationToken,
+    /// It does.
+    takes_no_more: CancellationToken,
     /// The receiving and the settling task.
     tasks: TaskTracker,
     held: Arc<dyn HeldIds>,
@@ -63,6 +67,14 @@ pub(crate) struct Consumer {
 }
 
 impl Consumer {
+    /// Waits until nothing more comes from it into the lanes.
+    pub(crate) async fn received_all(&self) {
+        tokio::select! {
+            () = self.takes_no_more.cancelled() => {}
+            () = self.ended() => {}
+        }
+    }
+
     /// Waits until everything received was settled and the source is closed.
     pub(crate) async fn ended(&self) {
         self.tasks.wait().await;
@@ -166,10 +178,11 @@ pub(crate) fn start<S: Source>(
         one_pool: features.key_lock.then(OnePool::default),
         target: "".into(),
     };
+    let no_more = takes_no_more.clone();
     tasks.spawn(async move {
         let mut source = consume.run().await;
         source.stop_taking().await;
-        takes_no_more.cancel();
+        no_more.cancel();
         // Everything that was received is settled before the connection goes.
         let _ = settled.await;
         source.close().await;
@@ -181,6 +194,7 @@ pub(crate) fn start<S: Source>(
         features,
         scale,
         stop,
+        takes_no_more,
         tasks,
         held,
         stage,
@@ -596,6 +610,7 @@ impl<S: Source> Consume<S> {
             let well = || self.router.health.well(Trouble::Source(self.name.clone()));
             let received = {
                 let receiving = receive(&mut self.source, room, self.terms.as_deref());
+                let receiving = contained(receiving);
                 let mut receiving = std::pin::pin!(receiving);
                 let holds_out = tokio::time::sleep(back_off);
                 let mut holds_out = std::pin::pin!(holds_out);
@@ -614,6 +629,7 @@ impl<S: Source> Consume<S> {
             let Some(received) = received else {
                 break;
             };
+            let received = received.unwrap_or_else(|text| Err(self.panicked(text)));
             match received {
                 // It has connected again, and nothing more is known.
                 Ok((batch, _)) if failed && batch.is_empty() => {}
@@ -637,6 +653,14 @@ impl<S: Source> Consume<S> {
             }
         }
         self.source
+    }
+
+    fn panicked(&self, text: String) -> SourceError {
+        SourceError {
+            source_name: self.name.clone(),
+            text: format!("receiving panicked: {text}"),
+            permanent: false,
+        }
     }
 
     /// What may have been lent long ago, before this process was stopped, is renewed before
@@ -832,11 +856,12 @@ impl<S: Source> Consume<S> {
             return give_back(delivery);
         }
         let weight = tokio::select! {
-            weight = pool.weigh(delivery.bytes(), || self.relief.heavy(&pool)) => weight,
+            biased;
             () = self.stop.cancelled() => {
                 refused.insert(place);
                 return give_back(delivery);
             }
+            weight = pool.weigh(delivery.bytes(), || self.relief.heavy(&pool)) => weight,
         };
         delivery.weight = Some(weight);
         let held = self.held.clone();
@@ -937,6 +962,25 @@ impl<S: Source> Consume<S> {
     fn overflow(&self, pool: &Pool) -> Overflow {
         self.router.shared.overflow(&pool.plan(), &self.name)
     }
+}
+
+/// Runs what may panic: a source's panic is its trouble, and it is read again.
+async fn contained<T>(future: impl Future<Output = T>) -> Result<T, String> {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|cx| {
+        let poll = std::panic::AssertUnwindSafe(|| future.as_mut().poll(cx));
+        match std::panic::catch_unwind(poll) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(text_of(&*panic))),
+        }
+    })
+    .await
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "without a word".to_owned())
 }
 
 /// Receives a batch; answers also since when it is lent, at the earliest.

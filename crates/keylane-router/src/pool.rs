@@ -24,7 +24,7 @@ use crate::dispatch::{Attempt, DynDispatch};
 use crate::feed::Fed;
 use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
-use crate::lane::LaneId;
+use crate::lane::{LaneId, any_source};
 use crate::lease::Lost;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
@@ -82,6 +82,12 @@ pub(crate) struct Ability {
     pub(crate) rejects: bool,
     /// It takes messages back in order and with a delay.
     pub(crate) returns: bool,
+    /// What is given back while it goes on receiving breaks no order that it promises.
+    pub(crate) takes_back: bool,
+    /// Its keys may be stored.
+    pub(crate) spills: bool,
+    /// Others read it too.
+    pub(crate) many: bool,
     /// What is done with its lanes that are over, where no pool says so.
     pub(crate) overflow: Overflow,
 }
@@ -96,6 +102,35 @@ pub(crate) struct Skip {
 impl Shared {
     pub(crate) fn returns(&self, source: &Arc<str>) -> bool {
         self.ability(source).is_some_and(|source| source.returns)
+    }
+
+    /// Whether the source may get back what waits in this lane and go on receiving.
+    pub(crate) fn takes_back(&self, lane: &LaneId, source: &Arc<str>) -> bool {
+        // Alone in its lane, a message has no order.
+        matches!(lane, LaneId::Alone { .. })
+            || self.ability(source).is_none_or(|source| source.takes_back)
+    }
+
+    /// Whether what waits in this lane may be stored.
+    pub(crate) fn spills(&self, lane: &LaneId, source: &Arc<str>) -> bool {
+        // What sources share is in none of their stores.
+        lane.source() == source && self.ability(source).is_some_and(|source| source.spills)
+    }
+
+    /// A source of this lane that others read too, if there is one.
+    pub(crate) fn read_by_many(&self, lane: &LaneName) -> Option<Arc<str>> {
+        let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
+        let mut of_lane = sources
+            .iter()
+            .filter(|(name, _)| LaneId::is_shared(lane) || **name == lane.source);
+        let many = of_lane.find(|(_, source)| source.many);
+        many.map(|(name, _)| name.clone())
+    }
+
+    /// Whether no source receives any more.
+    pub(crate) fn stops(&self) -> bool {
+        let router = self.router.get().and_then(Weak::upgrade);
+        router.is_none_or(|router| router.stop_taking.is_cancelled())
     }
 
     /// What happens to a lane of this source in a pool of this plan that is over.
@@ -304,6 +339,10 @@ impl Pool {
     pub(crate) fn push(&self, delivery: Box<Delivery>, limited: bool) -> Result<Pushed, NotPut> {
         // Several sources may share a lane: nobody comes between the look and the push.
         let _one_at_a_time = self.pushing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_draining() {
+            let closed = true;
+            return Err(NotPut { delivery, closed });
+        }
         let lane = delivery.lane.clone();
         let state = self.executor.lane(&lane);
         let before = state.map_or(0, |lane| lane.running + lane.waiting);
@@ -445,10 +484,21 @@ impl Pool {
         identities.unwrap_or_default()
     }
 
-    /// The lanes of one source.
+    /// The lanes of one source, and those it shares that may have something of it.
     pub(crate) fn lanes_of(&self, source: &Arc<str>) -> Vec<LaneId> {
         let mut lanes = self.executor.keys();
-        lanes.retain(|lane| lane.source() == source);
+        let shared = any_source();
+        let has_some = |lane: &LaneId| {
+            let has = self.executor.inspect(lane, |stats, jobs| {
+                let mut jobs = jobs.map(|job| job.identity.source == *source);
+                stats.running > 0 || jobs.any(|of_it| of_it)
+            });
+            has == Some(true)
+        };
+        lanes.retain(|lane| match lane.source() {
+            of if of == source => true,
+            of => *of == shared && has_some(lane),
+        });
         lanes
     }
 
@@ -501,6 +551,20 @@ impl Pool {
     pub(crate) async fn drain(&self, deadline: Duration) -> bool {
         self.draining.store(true, Ordering::SeqCst);
         self.executor.drain(deadline).await
+    }
+
+    /// Takes nothing more, unless it holds lanes that cannot be given back or stored.
+    pub(crate) fn close(&self, shared: &Shared) -> bool {
+        let _nobody_pushes = self.pushing.lock().unwrap_or_else(PoisonError::into_inner);
+        let stays = |lane: &LaneId| {
+            let source = lane.source();
+            !shared.takes_back(lane, source) && !shared.spills(lane, source) && self.has(lane)
+        };
+        let closes = !self.executor.keys().iter().any(stays);
+        if closes {
+            self.draining.store(true, Ordering::SeqCst);
+        }
+        closes
     }
 
     pub(crate) fn is_draining(&self) -> bool {

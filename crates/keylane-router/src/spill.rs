@@ -176,6 +176,9 @@ impl Attempts {
             (_, Some(Over::Leave)) if !self.is_parked(&lane) => {
                 self.give_back(lane, jobs, false).await
             }
+            _ if self.is_draining() && running == 0 && !self.may_go_back(&lane, &jobs) => {
+                self.store_for_good(lane, jobs).await
+            }
             _ if self.is_parked(&lane) && running == 0 => self.park_behind(lane, jobs).await,
             _ if self.is_draining() => self.give_back(lane, jobs, false).await,
             // Asked for twice, and done the first time: a source that cannot take it back in order
@@ -404,7 +407,10 @@ impl Attempts {
             .health
             .trouble(Trouble::Store, error.to_string());
         if self.is_draining() {
-            return self.give_back(lane, jobs, false).await;
+            return match self.may_go_back(&lane, &jobs) {
+                true => self.give_back(lane, jobs, false).await,
+                false => self.store_for_good(lane, jobs).await,
+            };
         }
         let now = Instant::now();
         *lock(&self.overflowing.store_out) = Some(now + STORE_OUT);
@@ -415,6 +421,46 @@ impl Attempts {
         head.waits += 1;
         head.waits_for_store = true;
         jobs.into_iter().map(still_held).collect()
+    }
+
+    /// Whether what the sources get back breaks no order: they receive nothing more, or can take
+    /// it back.
+    fn may_go_back(&self, lane: &LaneId, jobs: &[Queued<Job>]) -> bool {
+        let takes_back = |queued: &Queued<Job>| {
+            let source = &queued.job.identity.source;
+            queued.job.is_stored()
+                || self.shared.takes_back(lane, source)
+                || !self.shared.spills(lane, source)
+        };
+        self.shared.stops() || jobs.iter().all(takes_back)
+    }
+
+    /// The pool goes, and the source, which goes on, would get this back behind what is newer: it
+    /// is stored, however long that takes.
+    async fn store_for_good(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        let name = lane.name(&self.name);
+        let reason = "its pool was removed";
+        loop {
+            let fresh = self.fresh(&name, &jobs);
+            let stored = self
+                .shared
+                .store
+                .spill(name.clone(), reason.to_owned(), fresh);
+            match stored.await {
+                Ok(_) => {
+                    self.shared.health.well(Trouble::Store);
+                    return self.keep_some(&lane, jobs, Some("spilled"));
+                }
+                Err(error) => {
+                    let health = &self.shared.health;
+                    health.trouble(Trouble::Store, error.to_string());
+                }
+            }
+            tokio::time::sleep(STORE_OUT).await;
+            if self.shared.stops() {
+                return self.give_back(lane, jobs, false).await;
+            }
+        }
     }
 
     pub(crate) fn is_parked(&self, lane: &LaneId) -> bool {

@@ -194,8 +194,8 @@ pub trait Store: Send + Sync + 'static {
     fn parked_rows(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<ParkedRow>>;
     /// How many bytes each row of a lane has, in order, from `after` on.
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>>;
-    /// The stored lanes of one pool go to another, which has none of them; answers them by their
-    /// new names.
+    /// The stored lanes of one pool go to another; answers them by their new names. Where that has
+    /// one of the same name the rows go behind its rows, and the two are one: fed if both were.
     fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>>;
     /// Rows that were resolved leave the store; a lane without rows is no longer parked.
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()>;
@@ -226,6 +226,18 @@ pub trait Store: Send + Sync + 'static {
     fn audit(&self, entry: AuditEntry) -> Durable<()>;
     /// The newest entries, newest first.
     fn audit_log(&self, limit: usize) -> Durable<Vec<AuditEntry>>;
+}
+
+impl ParkedLane {
+    /// The other's messages are behind its own: fed if both were.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.messages += other.messages;
+        if self.replaying && !other.replaying {
+            self.replaying = false;
+            self.spilled = false;
+            self.reason = other.reason;
+        }
+    }
 }
 
 /// A write or read that failed.

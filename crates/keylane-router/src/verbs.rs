@@ -44,6 +44,7 @@ impl Router {
     /// [`VerbError`]; nothing was done then.
     pub async fn pause(&self, lane: LaneName, by: By) -> Result<(), VerbError> {
         let pool = self.pool_of(&lane)?;
+        self.only_here(&lane, "paused")?;
         self.store()
             .pause(lane.clone(), audit("pause", &lane, None, &by))
             .await?;
@@ -197,6 +198,7 @@ impl Router {
             ));
         }
         let pool = self.pool_of(&lane)?;
+        self.only_here(&lane, "parked")?;
         self.store().audit(audit("park", &lane, None, &by)).await?;
         // Parked from now on, empty or spilled before: whatever comes up in the lane goes (back) to
         // the store.
@@ -213,6 +215,12 @@ impl Router {
     pub async fn replay(&self, lane: LaneName, by: By) -> Result<(), VerbError> {
         let parked = self.store().parked_lane(&lane).ok_or(VerbError::NotFound)?;
         let pool = self.pool_of(&lane)?;
+        if !self.inner.knows_source(&lane.source) {
+            return Err(VerbError::Refused(format!(
+                "there is no source `{}`, so nobody would feed it; configure a source of this name again, or drop the key",
+                lane.source
+            )));
+        }
         if parked.replaying {
             return Ok(());
         }
@@ -268,6 +276,16 @@ impl Router {
             .into_iter()
             .next()
             .map(|row| (row.row, row.message.identity)))
+    }
+
+    /// What is done to a key here is not done by other instances that read its source.
+    fn only_here(&self, lane: &LaneName, done: &str) -> Result<(), VerbError> {
+        match self.inner.shared.read_by_many(lane) {
+            None => Ok(()),
+            Some(source) => Err(VerbError::Refused(format!(
+                "source `{source}` is read by many instances (instances = \"many\"), and the key would be {done} by this one only"
+            ))),
+        }
     }
 
     fn pool_of(&self, lane: &LaneName) -> Result<Arc<Pool>, VerbError> {

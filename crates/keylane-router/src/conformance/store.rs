@@ -252,7 +252,17 @@ impl Store for MemoryStore {
                 pool: to.clone(),
                 ..old.clone()
             };
-            if let Some(parked) = shelf.parked.remove(&old) {
+            let Some(parked) = shelf.parked.remove(&old) else {
+                continue;
+            };
+            if let Some(there) = shelf.parked.get_mut(&new) {
+                if there.replaying && !parked.replaying {
+                    there.replaying = false;
+                    there.spilled = false;
+                    there.reason.clone_from(&parked.reason);
+                }
+                shelf.put_behind(&new, parked.rows.into_values().collect());
+            } else {
                 shelf.parked.insert(new.clone(), parked);
             }
             moved.push(new);

@@ -11,6 +11,7 @@ mod leases;
 mod log;
 mod order;
 mod origins;
+mod panics;
 mod pools;
 mod redelivery;
 mod rounds;

@@ -6,14 +6,19 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span;
 
-/// Keeps warnings and errors.
-#[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
+/// Keeps warnings and errors, or more.
+#[derive(Clone)]
+pub(crate) struct Log(Arc<Mutex<Vec<String>>>, tracing::Level);
 
 impl Log {
-    /// Keeps what this thread logs from now on, as long as the guard lives.
+    /// Keeps what this thread warns of from now on, as long as the guard lives.
     pub(crate) fn start() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
+        Self::from_level(tracing::Level::WARN)
+    }
+
+    /// Keeps what this thread logs from this level on.
+    pub(crate) fn from_level(level: tracing::Level) -> (Self, tracing::subscriber::DefaultGuard) {
+        let log = Self(Arc::default(), level);
         let here = tracing::subscriber::set_default(log.clone());
         (log, here)
     }
@@ -35,7 +40,7 @@ impl Visit for Text {
 
 impl tracing::Subscriber for Log {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN && metadata.target().starts_with("keylane")
+        *metadata.level() <= self.1 && metadata.target().starts_with("keylane")
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {

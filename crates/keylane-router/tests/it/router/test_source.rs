@@ -24,6 +24,8 @@ pub(crate) struct TestSource {
     features: Features,
     batches: mpsc::UnboundedReceiver<Vec<Received<Receipt>>>,
     settler: TestSettler,
+    /// How many of the next receives panic.
+    panics: u64,
 }
 
 /// Message id and which delivery of it.
@@ -94,6 +96,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         features,
         batches,
         settler: settler.clone(),
+        panics: 0,
     };
     let feeder = Feeder {
         name,
@@ -110,6 +113,12 @@ impl TestSource {
     pub(crate) fn returning(mut self) -> Self {
         self.features.ordered_return = true;
         self.features.delayed_return = true;
+        self
+    }
+
+    /// Its next receives panic.
+    pub(crate) fn panicking(mut self, times: u64) -> Self {
+        self.panics = times;
         self
     }
 
@@ -246,6 +255,10 @@ impl Source for TestSource {
     }
 
     async fn receive(&mut self, _room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
+        if self.panics > 0 {
+            self.panics -= 1;
+            panic!("a receive that goes wrong");
+        }
         match self.batches.recv().await {
             Some(batch) => Ok(batch),
             None => std::future::pending().await,
