@@ -46,8 +46,8 @@ use crate::workers::Workers;
 /// The longest wait between two tries to write to a store.
 const STORE_BACK_OFF: Duration = Duration::from_secs(30);
 
-/// A lane that was promised a worker, and found none, asks again after this.
-const NO_WORKER: Duration = Duration::from_millis(1);
+/// A lane that was promised a worker or a probe, and found none, asks again after this.
+const TAKEN: Duration = Duration::from_millis(1);
 
 /// A window or a budget that is full for this long has lanes in it that have more than their part.
 pub(crate) const FULL_FOR: Duration = Duration::from_millis(100);
@@ -730,19 +730,13 @@ impl Attempts {
     ) -> Reply<Job> {
         let workers = self.shared.workers(&delivery.identity.source);
         let _worker = match workers.map(|workers| workers.try_take()) {
-            // Others were quicker: it asks again in a moment.
-            Some(None) => {
-                return Reply::Hold {
-                    job: delivery,
-                    until: Some(Instant::now() + NO_WORKER),
-                };
-            }
+            Some(None) => return ask_again(delivery),
             Some(worker) => worker,
             None => None,
         };
         let call = match self.begin(&delivery) {
             Ok(call) => call,
-            Err(()) => return self.wait_for_breaker(delivery),
+            Err(()) => return ask_again(delivery),
         };
         let plan = current(&self.plan);
         let spills = self.shared.overflow(&plan, &delivery.identity.source) == Overflow::Spill;
@@ -1226,16 +1220,14 @@ impl Attempts {
             .begin(origin, Instant::now().into_std());
         call.map(Some).map_err(|_| ())
     }
+}
 
-    fn wait_for_breaker(&self, delivery: Job) -> Reply<Job> {
-        if self.breaker_allows(&delivery) {
-            return self.hold(delivery, Instant::now());
-        }
-        self.note_held(&delivery);
-        Reply::Hold {
-            job: delivery,
-            until: None,
-        }
+/// Others were quicker: its gate is asked again in a moment. Not "until released" from here: who
+/// would release it may look before its lane is held, and then nobody does.
+fn ask_again(delivery: Job) -> Reply<Job> {
+    Reply::Hold {
+        job: delivery,
+        until: Some(Instant::now() + TAKEN),
     }
 }
 

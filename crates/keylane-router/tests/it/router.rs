@@ -9,6 +9,7 @@ mod faults;
 mod lease_model;
 mod leases;
 mod log;
+mod lost_wake;
 mod order;
 mod origins;
 mod pools;
