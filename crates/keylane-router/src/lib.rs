@@ -37,6 +37,7 @@ mod room;
 mod route;
 mod router;
 mod runs;
+mod skips;
 pub mod source;
 mod spill;
 #[cfg(feature = "sqs")]

@@ -33,6 +33,7 @@ use crate::process::{self, Head, Next};
 use crate::route::DEFAULT;
 use crate::router::Inner;
 use crate::runs::{Doing, Run, Runs, Watched};
+use crate::skips::{Skip, Skips};
 use crate::spill::{Over, Overflowing, still_held};
 use crate::store::{
     AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
@@ -65,8 +66,8 @@ pub(crate) struct Shared {
     pub(crate) sources: RwLock<HashMap<Arc<str>, Ability>>,
     /// Who feeds stored keys; set once, when the router is made.
     pub(crate) router: OnceLock<Weak<Inner>>,
-    /// Heads that an operator wants skipped if the attempt under way fails.
-    pub(crate) skips: Mutex<HashMap<Identity, Skip>>,
+    /// Heads that an operator wants skipped.
+    pub(crate) skips: Skips,
     /// Looks at the order of first starts.
     pub(crate) audit: Audit,
     /// Where the router's part of a history is written down, if anywhere.
@@ -84,13 +85,6 @@ pub(crate) struct Ability {
     pub(crate) returns: bool,
     /// What is done with its lanes that are over, where no pool says so.
     pub(crate) overflow: Overflow,
-}
-
-/// Who wants a message skipped, and why.
-#[derive(Clone, Debug)]
-pub(crate) struct Skip {
-    pub(crate) who: String,
-    pub(crate) why: String,
 }
 
 impl Shared {
@@ -144,15 +138,6 @@ impl Shared {
             if let Err(error) = history.record(event.outcome(outcome)) {
                 tracing::error!("the history cannot be written: {error}");
             }
-        }
-    }
-
-    fn take_skip(&self, identity: &Identity) -> Option<Skip> {
-        let mut skips = self.skips.lock().unwrap_or_else(PoisonError::into_inner);
-        if skips.is_empty() {
-            None
-        } else {
-            skips.remove(identity)
         }
     }
 }
@@ -432,17 +417,34 @@ impl Pool {
         self.executor.resume(lane)
     }
 
-    pub(crate) fn take_head(&self, lane: &LaneId, identity: &Identity) -> Option<Box<Delivery>> {
-        self.executor
-            .take_head(lane, |head| head.identity == *identity && !head.is_lost())
+    /// Calls `note` if this message is the first of its lane and waits there; it cannot start
+    /// before that, and then the lane is flushed. Whether it was.
+    pub(crate) fn flush_head(
+        &self,
+        lane: &LaneId,
+        identity: &Identity,
+        note: impl FnOnce(),
+    ) -> bool {
+        // What runs is before what waits, unless several run at once.
+        let one = lane_concurrency(&self.plan(), lane) == 1;
+        let noted = self.executor.inspect(lane, |stats, jobs| {
+            let front = jobs.next();
+            let meant = front.is_some_and(|head| head.identity == *identity && !head.is_lost());
+            let first = meant && (stats.running == 0 || !one);
+            if first {
+                note();
+            }
+            first
+        });
+        noted == Some(true) && {
+            self.flush_behind(lane);
+            true
+        }
     }
 
-    /// The identities that wait in a lane, oldest first, and how the lane is.
-    pub(crate) fn waiting(&self, lane: &LaneId) -> Vec<Identity> {
-        let identities = self.executor.inspect(lane, |_, jobs| {
-            jobs.map(|delivery| delivery.identity.clone()).collect()
-        });
-        identities.unwrap_or_default()
+    /// Whether this message is under way.
+    pub(crate) fn runs(&self, identity: &Identity) -> bool {
+        self.runs.has(identity)
     }
 
     /// The lanes of one source.
@@ -637,6 +639,9 @@ impl Handler<LaneId, Job> for Attempts {
         if delivery.is_lost() {
             return self.lost_turn(delivery);
         }
+        if let Some(skip) = self.shared.skips.take(&delivery.identity) {
+            return self.skip_turn(delivery, skip).await;
+        }
         if let Some(until) = delivery.not_before.take().filter(|at| *at > Instant::now()) {
             return self.hold(delivery, until);
         }
@@ -648,7 +653,7 @@ impl Handler<LaneId, Job> for Attempts {
             _ => Doing::Storing,
         };
         let run = self.runs.begin(slot, &delivery, doing);
-        match delivery.fate.clone() {
+        let reply = match delivery.fate.clone() {
             Fate::Attempt => {
                 let span = self.span(&delivery, slot);
                 let attempt = self.attempt(delivery, lane, slot, &run);
@@ -661,13 +666,20 @@ impl Handler<LaneId, Job> for Attempts {
             Fate::Return | Fate::Park { .. } | Fate::ParkBehind => Reply::Flush {
                 job: Some(delivery),
             },
+        };
+        if matches!(reply, Reply::Done) && !self.shared.skips.is_empty() {
+            // It is gone: a wish that came too late has nothing left to mean.
+            run.identity()
+                .and_then(|gone| self.shared.skips.take(&gone));
         }
+        reply
     }
 
     async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         let asked = self.overflowing.is_asked(&lane) || self.is_draining();
         let only_for_lost = self.losses.take(&lane) && !asked;
         let _watched = jobs.first().map(|head| self.runs.flush(&head.job));
+        let jobs = self.skip_first(&lane, jobs).await;
         let (jobs, lost) = split_lost(jobs);
         let keep = match jobs.first().map(|head| &head.job) {
             None => jobs,
@@ -687,6 +699,7 @@ impl Handler<LaneId, Job> for Attempts {
         jobs: Vec<Queued<Job>>,
         running: usize,
     ) -> Vec<Queued<Job>> {
+        let jobs = self.skip_first(&lane, jobs).await;
         self.deal_with(lane, jobs, running).await
     }
 }
@@ -939,11 +952,10 @@ impl Attempts {
         ) {
             delivery.counted = None;
         }
-        if let Some(skip) = self.shared.take_skip(&delivery.identity)
+        if let Some(skip) = self.shared.skips.take(&delivery.identity)
             && next != Next::Ack
         {
-            let text = format!("skipped by {}: {}", skip.who, skip.why);
-            return self.dead_letter(delivery, lane, "skipped", text).await;
+            return self.dead_letter(delivery, lane, "skipped", skip.text).await;
         }
         match next {
             Next::Ack => self.delivered(delivery).await,
@@ -1115,6 +1127,68 @@ impl Attempts {
             attempts: Vec::new(),
         };
         self.shared.store.dead_letter(vec![letter]).await
+    }
+
+    /// Its turn has come, and an operator wants it skipped.
+    async fn skip_turn(&self, delivery: Job, skip: Skip) -> Reply<Job> {
+        let written = self.write_skipped(&delivery, &skip).await;
+        let reply = match written {
+            Ok(()) => {
+                self.skipped(delivery);
+                Reply::Done
+            }
+            Err(_) => ask_again(delivery),
+        };
+        skip.answer(written);
+        reply
+    }
+
+    /// A head that an operator wants skipped is, before anything else is done with its lane. What
+    /// cannot be written down is not done.
+    async fn skip_first(&self, lane: &LaneId, mut jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        if self.shared.skips.is_empty() {
+            return jobs;
+        }
+        // Those behind it are not first any more: their wishes are dropped.
+        let wishes = jobs
+            .iter()
+            .map(|queued| self.shared.skips.take(&queued.job.identity));
+        let mut wishes: Vec<Option<Skip>> = wishes.collect();
+        let first = wishes.first_mut().and_then(Option::take);
+        let Some(skip) = first.filter(|_| !jobs[0].job.is_lost()) else {
+            return jobs;
+        };
+        let written = self.write_skipped(&jobs[0].job, &skip).await;
+        if written.is_ok() {
+            tracing::debug!(pool = &*self.name, ?lane, "skipped its head");
+            self.skipped(jobs.remove(0).job);
+        }
+        skip.answer(written);
+        jobs
+    }
+
+    /// The head becomes a dead letter, and who did it is in the audit log; where it came from the
+    /// store, its row goes with that.
+    async fn write_skipped(&self, head: &Delivery, skip: &Skip) -> Result<(), StoreError> {
+        let name = head.lane.name(&self.name);
+        let store = &self.shared.store;
+        let (reason, text) = ("skipped".to_owned(), skip.text.clone());
+        if let Some(row) = head.row() {
+            let known = || by_itself("dead-letter", &name, &head.identity, &text);
+            let audit = skip.audit.clone().unwrap_or_else(known);
+            let letter = Some((reason, text));
+            return store.remove_parked(name, vec![row], letter, audit).await;
+        }
+        if let Some(audit) = &skip.audit {
+            store.audit(audit.clone()).await?;
+        }
+        self.store_letter(head, &head.lane, &reason, &text).await
+    }
+
+    fn skipped(&self, delivery: Job) {
+        self.shared.note(&delivery, EventKind::Store, "dead-letter");
+        delivery.counters.skipped.one();
+        delivery.settle(Settlement::Ack);
     }
 
     /// The store cannot take it: nothing is acked, the lane waits.

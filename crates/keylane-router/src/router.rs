@@ -24,6 +24,7 @@ use crate::plan::{
 };
 use crate::pool::{Ability, Pool, Shared};
 use crate::route::{DEFAULT, Routes};
+use crate::skips::Skips;
 use crate::source::{Features, Order, Source};
 use crate::store::{LaneName, Store, StoreError};
 use crate::waits::BreakerWaits;
@@ -508,7 +509,7 @@ impl Inner {
             cut: CancellationToken::new(),
             sources: RwLock::default(),
             router: std::sync::OnceLock::new(),
-            skips: Mutex::default(),
+            skips: Skips::default(),
             audit: Audit::default(),
             history,
         });

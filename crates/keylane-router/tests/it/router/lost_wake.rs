@@ -157,7 +157,10 @@ fn a_breaker_that_closes_while_a_lane_begins_to_wait_for_it_wakes_that_lane() {
         feeder.settled(1).await;
         tokio::time::sleep(Duration::from_millis(5)).await;
         feeder.feed(vec![fed(2, "waits", "late")]);
-        until("it has passed its gate", || scene.late.load(Ordering::SeqCst)).await;
+        until("it has passed its gate", || {
+            scene.late.load(Ordering::SeqCst)
+        })
+        .await;
         feeder.feed(vec![fed(3, "probes", "default")]);
         until("both are delivered", || feeder.all_settled().len() == 3).await;
         assert!(scene.ended.load(Ordering::SeqCst), "it did not come so far");
