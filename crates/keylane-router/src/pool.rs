@@ -34,6 +34,7 @@ use crate::route::DEFAULT;
 use crate::router::Inner;
 use crate::runs::{Doing, Run, Runs, Watched};
 use crate::skips::{Skip, Skips};
+use crate::source::BatchId;
 use crate::spill::{Over, Overflowing, still_held};
 use crate::store::{
     AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
@@ -1221,7 +1222,7 @@ impl Attempts {
     }
 
     /// Everything goes back to its source, head first (with `cascade = "batch"`, what came with
-    /// the head); what came from a store stays there.
+    /// those that want to); what came from a store stays there.
     pub(crate) async fn give_back(
         &self,
         lane: LaneId,
@@ -1229,15 +1230,19 @@ impl Attempts {
         over: bool,
     ) -> Vec<Queued<Job>> {
         let plan = current(&self.plan);
-        let head = &jobs[0].job;
-        let by_policy = head.fate == Fate::Return && !self.shared.cut.is_cancelled();
-        let only_batch = (by_policy && plan.cascade == Cascade::Batch).then_some(head.batch);
+        let returning = jobs.iter().filter(|queued| queued.job.fate == Fate::Return);
+        let batches: Vec<BatchId> = returning.map(|queued| queued.job.batch).collect();
+        let by_policy = !batches.is_empty() && !self.shared.cut.is_cancelled();
+        let only_batches = (by_policy && plan.cascade == Cascade::Batch).then_some(batches);
         let delay = if by_policy || over {
             plan.return_delay
         } else {
             Duration::ZERO
         };
-        let goes = |queued: &Queued<Job>| only_batch.is_none_or(|batch| queued.job.batch == batch);
+        let goes = |queued: &Queued<Job>| {
+            let only = only_batches.as_ref();
+            only.is_none_or(|batches| batches.contains(&queued.job.batch))
+        };
         let (back, keep): (Vec<_>, Vec<_>) = jobs.into_iter().partition(goes);
         if by_policy || over {
             let (head, many) = (&back[0].job.identity, back.len());

@@ -164,10 +164,16 @@ impl Attempts {
         let Some(head) = jobs.first() else {
             return jobs;
         };
-        // With several under way at once it need not be the head that wants to go back.
+        // With several under way at once it need not be the head that wants to go.
         let returns = jobs.iter().any(|queued| queued.job.fate == Fate::Return);
+        let parks = jobs.iter().find_map(|queued| match &queued.job.fate {
+            Fate::Park { reason } => Some(reason.clone()),
+            _ => None,
+        });
+        if let Some(reason) = parks {
+            return self.park(lane, reason, jobs).await;
+        }
         match (head.job.fate.clone(), over) {
-            (Fate::Park { reason }, _) => self.park(lane, reason, jobs).await,
             _ if returns => self.give_back(lane, jobs, false).await,
             (_, Some(Over::Spill(reason))) => self.spill(lane, reason, jobs, running).await,
             (_, Some(Over::Unload)) => self.unload(lane, jobs, running).await,

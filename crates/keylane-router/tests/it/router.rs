@@ -16,6 +16,7 @@ mod origins;
 mod pools;
 mod redelivery;
 mod rounds;
+mod side_by_side;
 mod skip;
 mod soak;
 mod spill;
