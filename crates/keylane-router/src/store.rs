@@ -192,6 +192,13 @@ pub trait Store: Send + Sync + 'static {
     fn parked_lane(&self, lane: &LaneName) -> Option<ParkedLane>;
     /// The parked rows of a lane in order, from `after` on.
     fn parked_rows(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<ParkedRow>>;
+    /// The parked rows of a lane in order, from `after` on, without what is in them.
+    fn parked_names(
+        &self,
+        lane: LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Durable<Vec<(u64, Identity)>>;
     /// How many bytes each row of a lane has, in order, from `after` on.
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>>;
     /// The stored lanes of one pool go to another, which has none of them; answers them by their

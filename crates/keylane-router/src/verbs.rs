@@ -13,6 +13,9 @@ use crate::router::Router;
 use crate::skips::Skip;
 use crate::store::{AuditEntry, LaneName, StoreError};
 
+/// So many rows of a parked key are named at once.
+const PAGE: usize = 1000;
+
 /// Why a verb did nothing.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum VerbError {
@@ -195,8 +198,7 @@ impl Router {
         if parked.replaying {
             return Ok(());
         }
-        let identities = self.parked_identities(&lane).await?;
-        self.store().new_round(identities).await?;
+        self.new_rounds(&lane).await?;
         let entry = audit("replay", &lane, None, &by);
         self.store()
             .set_replaying(lane.clone(), true, entry)
@@ -216,11 +218,7 @@ impl Router {
             let text = "it is being replayed; park it again first".to_owned();
             return Err(VerbError::Refused(text));
         }
-        let rows = self
-            .store()
-            .parked_rows(lane.clone(), 0, usize::MAX)
-            .await?;
-        let numbers: Vec<u64> = rows.iter().map(|row| row.row).collect();
+        let numbers = self.parked_numbers(&lane).await?;
         let count = numbers.len() as u64;
         let entry = audit("drop", &lane, None, &by);
         self.store()
@@ -229,12 +227,40 @@ impl Router {
         Ok(count)
     }
 
-    async fn parked_identities(&self, lane: &LaneName) -> Result<Vec<Identity>, VerbError> {
-        let rows = self
-            .store()
-            .parked_rows(lane.clone(), 0, usize::MAX)
-            .await?;
-        Ok(rows.into_iter().map(|row| row.message.identity).collect())
+    /// Each message of a parked key begins a new round.
+    async fn new_rounds(&self, lane: &LaneName) -> Result<(), VerbError> {
+        let mut after = 0;
+        loop {
+            let names = self.parked_names(lane, after, PAGE).await?;
+            let Some((last, _)) = names.last() else {
+                return Ok(());
+            };
+            after = *last;
+            let identities = names.into_iter().map(|(_, identity)| identity).collect();
+            self.store().new_round(identities).await?;
+        }
+    }
+
+    async fn parked_numbers(&self, lane: &LaneName) -> Result<Vec<u64>, VerbError> {
+        let mut numbers: Vec<u64> = Vec::new();
+        loop {
+            let after = numbers.last().copied().unwrap_or(0);
+            let names = self.parked_names(lane, after, PAGE).await?;
+            if names.is_empty() {
+                return Ok(numbers);
+            }
+            numbers.extend(names.into_iter().map(|(row, _)| row));
+        }
+    }
+
+    async fn parked_names(
+        &self,
+        lane: &LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, Identity)>, VerbError> {
+        let names = self.store().parked_names(lane.clone(), after, limit);
+        Ok(names.await?)
     }
 
     async fn first_parked(&self, lane: &LaneName) -> Result<Option<(u64, Identity)>, VerbError> {
@@ -242,11 +268,8 @@ impl Router {
         if parked.is_none_or(|parked| parked.replaying) {
             return Ok(None);
         }
-        let rows = self.store().parked_rows(lane.clone(), 0, 1).await?;
-        Ok(rows
-            .into_iter()
-            .next()
-            .map(|row| (row.row, row.message.identity)))
+        let names = self.parked_names(lane, 0, 1).await?;
+        Ok(names.into_iter().next())
     }
 
     fn pool_of(&self, lane: &LaneName) -> Result<Arc<Pool>, VerbError> {

@@ -234,6 +234,21 @@ impl Store for MemoryStore {
         at_once(rows.unwrap_or_default())
     }
 
+    fn parked_names(
+        &self,
+        lane: LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Durable<Vec<(u64, Identity)>> {
+        let shelf = self.lock();
+        let names = shelf.parked.get(&lane).map(|parked| {
+            let rows = parked.rows.range(after.saturating_add(1)..).take(limit);
+            let name = |(row, message): (&u64, &Stored)| (*row, message.identity.clone());
+            rows.map(name).collect()
+        });
+        at_once(names.unwrap_or_default())
+    }
+
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>> {
         let shelf = self.lock();
         let sizes = shelf.parked.get(&lane).map(|parked| {

@@ -392,6 +392,26 @@ impl Store for EmbeddedStore {
         })
     }
 
+    fn parked_names(
+        &self,
+        lane: LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Durable<Vec<(u64, Identity)>> {
+        self.read(move |connection| {
+            let Some(n) = find_parked_lane(connection, &lane)? else {
+                return Ok(Vec::new());
+            };
+            let mut select = connection.prepare_cached(
+                "SELECT row, source, id FROM parked WHERE lane = ? AND row > ? ORDER BY row LIMIT ?",
+            )?;
+            let names = select.query_map((n, after as i64, limit as i64), |row| {
+                Ok((row.get::<_, i64>(0)? as u64, identity_at(row, 1)?))
+            })?;
+            names.collect()
+        })
+    }
+
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>> {
         self.read(move |connection| {
             let Some(n) = find_parked_lane(connection, &lane)? else {

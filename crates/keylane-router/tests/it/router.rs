@@ -13,6 +13,7 @@ mod lost_wake;
 mod odd_store;
 mod order;
 mod origins;
+mod parked;
 mod pools;
 mod redelivery;
 mod rounds;

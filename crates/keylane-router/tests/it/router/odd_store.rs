@@ -126,6 +126,15 @@ impl Store for OddStore {
         })
     }
 
+    fn parked_names(
+        &self,
+        lane: LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Durable<Vec<(u64, Identity)>> {
+        self.inner.parked_names(lane, after, limit)
+    }
+
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>> {
         self.inner.parked_sizes(lane, after, limit)
     }
