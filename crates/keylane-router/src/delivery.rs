@@ -18,6 +18,7 @@ use crate::message::{BrokerId, Identity, Message};
 use crate::room::Place;
 use crate::source::BatchId;
 use crate::store::{LaneName, Stay, Stored};
+use crate::store_trouble::StoreWait;
 use crate::unsettled::Counted;
 use crate::weight::Weight;
 
@@ -121,7 +122,7 @@ pub(crate) struct Delivery {
     /// Whether it was held at all.
     held: AtomicBool,
     /// Its lane is held because the store could not take it.
-    pub(crate) waits_for_store: bool,
+    pub(crate) waits_for_store: Option<StoreWait>,
     /// It fails for good, and its key waits for it.
     pub(crate) blocked: Option<Box<BlockedHead>>,
     /// What it takes of its pool's byte budget; given back when it is dropped.
@@ -176,7 +177,7 @@ impl Delivery {
             not_before: None,
             held_until: None,
             held: AtomicBool::new(false),
-            waits_for_store: false,
+            waits_for_store: None,
             blocked: None,
             weight: None,
             place: loan.place,

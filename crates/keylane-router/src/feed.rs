@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
 use crate::fault;
-use crate::health::Trouble;
 use crate::lane::LaneId;
 use crate::message::Identity;
 use crate::parse;
@@ -19,6 +18,7 @@ use crate::pool::Pool;
 use crate::router::Inner;
 use crate::source::BatchId;
 use crate::store::{LaneName, ParkedRow, StoreError};
+use crate::store_trouble::StoreWait;
 use crate::unsettled::Counted;
 
 /// How many rows are in the lane at once,
@@ -66,6 +66,7 @@ impl Feeders {
             out: BTreeMap::new(),
             done: Vec::new(),
             not_before: None,
+            waits_for_store: None,
             moment: MOMENT,
         };
         router.tasks.spawn(feeder.run());
@@ -94,6 +95,8 @@ struct Feeder {
     /// Rows that are resolved and still in the store; what is fed next comes behind them.
     done: Vec<Done>,
     not_before: Option<Instant>,
+    /// The store could not be written or read.
+    waits_for_store: Option<StoreWait>,
     /// The next wait for what nobody tells of.
     moment: Duration,
 }
@@ -175,7 +178,8 @@ impl Feeder {
         match self.router.store.unpark(self.lane.clone(), rows).await {
             Ok(()) => {
                 fault::point("feed:removed");
-                self.router.health.well(Trouble::Store);
+                self.waits_for_store = None;
+                self.router.shared.store_trouble.works();
                 self.moment = MOMENT;
                 self.done.drain(..safe);
             }
@@ -184,13 +188,14 @@ impl Feeder {
     }
 
     async fn trouble(&mut self, error: &StoreError) {
-        let health = &self.router.health;
-        health.trouble(Trouble::Store, error.to_string());
+        let trouble = &self.router.shared.store_trouble;
+        trouble.fails(error);
         if *error == StoreError::Closed || self.router.stop_taking.is_cancelled() {
             // What is in the store is fed again by the next start.
             self.done.clear();
             return;
         }
+        self.waits_for_store.get_or_insert_with(|| trouble.wait());
         self.pause().await;
     }
 
@@ -275,6 +280,7 @@ impl Feeder {
             Err(error) => return self.trouble(&error).await,
         };
         fault::point("feed:read");
+        self.waits_for_store = None;
         // Somebody may have parked it meanwhile.
         if !self.is_wanted() {
             return;

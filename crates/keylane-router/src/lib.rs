@@ -44,6 +44,7 @@ mod spill;
 pub mod sqs;
 mod stage;
 pub mod store;
+mod store_trouble;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod unsettled;

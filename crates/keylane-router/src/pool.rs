@@ -39,6 +39,7 @@ use crate::spill::{Over, Overflowing, still_held};
 use crate::store::{
     AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
 };
+use crate::store_trouble::StoreTrouble;
 use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 use crate::watch;
@@ -61,6 +62,7 @@ pub(crate) struct Shared {
     pub(crate) breakers: Breakers,
     pub(crate) waits: Arc<BreakerWaits>,
     pub(crate) health: Arc<Health>,
+    pub(crate) store_trouble: Arc<StoreTrouble>,
     /// Running attempts are cut: the deadline of a stop has passed.
     pub(crate) cut: CancellationToken,
     /// What sources can do, by name.
@@ -1018,10 +1020,6 @@ impl Attempts {
                 .forget(vec![delivery.identity.clone()])
                 .await;
         }
-        if delivery.waits_for_store {
-            // What the store could not take goes on without it.
-            self.shared.health.well(Trouble::Store);
-        }
         delivery.counters.delivered.one();
         delivery.settle(Settlement::Ack);
         Reply::Done
@@ -1051,13 +1049,10 @@ impl Attempts {
             .await
         {
             Ok(stay) => {
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 delivery.stay = stay;
             }
-            Err(error) => self
-                .shared
-                .health
-                .trouble(Trouble::Store, error.to_string()),
+            Err(error) => self.shared.store_trouble.fails(&error),
         }
     }
 
@@ -1073,7 +1068,7 @@ impl Attempts {
         }
         match self.store_letter(&delivery, &lane, reason, &text).await {
             Ok(()) => {
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 self.shared.note(&delivery, EventKind::Store, "dead-letter");
                 match reason {
                     "skipped" => delivery.counters.skipped.one(),
@@ -1194,9 +1189,10 @@ impl Attempts {
 
     /// The store cannot take it: nothing is acked, the lane waits.
     fn hold_for_store(&self, mut delivery: Job, error: &StoreError) -> Reply<Job> {
-        self.shared
-            .health
-            .trouble(Trouble::Store, error.to_string());
+        let trouble = &self.shared.store_trouble;
+        trouble.fails(error);
+        let wait = || trouble.wait();
+        delivery.waits_for_store.get_or_insert_with(wait);
         let until = Instant::now() + store_back_off(delivery.waits);
         delivery.waits += 1;
         // It waits for the disk, and others need not wait for it.

@@ -12,7 +12,6 @@ use crate::counters::Counters;
 use crate::delivery::{Delivery, Fate, Lender, Settlement};
 use crate::fault;
 use crate::feed::Fed;
-use crate::health::Trouble;
 use crate::history::EventKind;
 use crate::lane::LaneId;
 use crate::pool::{Attempts, Job, by_itself, store_back_off};
@@ -194,7 +193,7 @@ impl Attempts {
     async fn park(&self, lane: LaneId, reason: String, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         match self.store_key(&lane, &reason, &jobs).await {
             Ok(()) => {
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 for queued in jobs {
                     self.stored(queued.job, "parked");
                 }
@@ -246,7 +245,7 @@ impl Attempts {
         match self.shared.store.park_behind(name, fresh).await {
             Ok(behind) => {
                 fault::point("behind:stored");
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 self.keep_some(&lane, jobs, behind.then_some("parked"))
             }
             Err(error) => self.keep_until_stored(lane, jobs, &error).await,
@@ -264,6 +263,7 @@ impl Attempts {
         let fed = self.is_fed(lane) && !self.is_draining();
         let mut keep = Vec::new();
         for mut queued in jobs {
+            queued.job.waits_for_store = None;
             match (queued.job.is_stored(), stored) {
                 (true, _) if fed => keep.push(still_held(queued)),
                 (true, _) => self.stored(queued.job, ""),
@@ -336,7 +336,7 @@ impl Attempts {
             }
         };
         fault::point("spill:stored");
-        self.shared.health.well(Trouble::Store);
+        self.shared.store_trouble.works();
         let feeder = self.shared.feeder(&name);
         let mut rows = rows.into_iter();
         for (lent, mut lender) in heads {
@@ -406,9 +406,8 @@ impl Attempts {
         mut jobs: Vec<Queued<Job>>,
         error: &StoreError,
     ) -> Vec<Queued<Job>> {
-        self.shared
-            .health
-            .trouble(Trouble::Store, error.to_string());
+        let trouble = &self.shared.store_trouble;
+        trouble.fails(error);
         if self.is_draining() {
             return self.give_back(lane, jobs, false).await;
         }
@@ -419,7 +418,7 @@ impl Attempts {
         let until = now + store_back_off(head.waits);
         head.held_until = head.held_until.max(Some(until));
         head.waits += 1;
-        head.waits_for_store = true;
+        head.waits_for_store.get_or_insert_with(|| trouble.wait());
         jobs.into_iter().map(still_held).collect()
     }
 

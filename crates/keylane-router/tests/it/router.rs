@@ -25,6 +25,7 @@ mod spill_crash;
 mod stop;
 #[cfg(target_os = "linux")]
 mod stopped;
+mod store_trouble;
 mod test_source;
 pub(crate) mod top;
 mod watch;
