@@ -69,6 +69,9 @@ impl std::fmt::Debug for Stored {
     }
 }
 
+/// So many failed attempts of a message are kept, the last ones; all are counted.
+pub const KEPT_ATTEMPTS: usize = 20;
+
 /// One failed attempt, written before the lane is held.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FailedAttempt {
@@ -105,7 +108,8 @@ pub struct DeadLetter {
     pub text: String,
     /// When it was stored.
     pub at: SystemTime,
-    /// All failed attempts, oldest first (filled by the store from what was recorded).
+    /// The last failed attempts ([`KEPT_ATTEMPTS`]), oldest first (filled by the store from what
+    /// was recorded).
     pub attempts: Vec<FailedAttempt>,
 }
 

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use crate::message::Identity;
 use crate::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, ParkedLane, ParkedRow, Stay, Store,
-    StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, ParkedLane, ParkedRow,
+    Stay, Store, StoreError, Stored,
 };
 
 /// Keeps everything in memory and forgets it with the last clone.
@@ -129,6 +129,8 @@ impl Store for MemoryStore {
         let mut shelf = self.lock();
         let attempts = shelf.attempts.entry(identity.clone()).or_default();
         attempts.push(attempt);
+        let old = attempts.len().saturating_sub(KEPT_ATTEMPTS);
+        attempts.drain(..old);
         let stay = shelf.stays.entry(identity.clone()).or_default();
         stay.failed += 1;
         at_once(*stay)

@@ -20,8 +20,8 @@ use super::source::delete_rows;
 use super::writer::{Failure, Tx};
 use crate::message::{BrokerId, Identity, Key};
 use crate::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, ParkedLane, ParkedRow, Stay, Store,
-    StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, ParkedLane, ParkedRow,
+    Stay, Store, StoreError, Stored,
 };
 
 /// What a stored message is counted with beside its body and headers.
@@ -806,6 +806,16 @@ fn insert_attempt(
         &attempt.class,
         &attempt.text,
         &attempt.answer,
+    ))?;
+    // A head may be tried for ever.
+    sql.prepare_cached(
+        "DELETE FROM attempts WHERE source = ?1 AND id = ?2 AND n <=
+         (SELECT n FROM attempts WHERE source = ?1 AND id = ?2 ORDER BY n DESC LIMIT 1 OFFSET ?3)",
+    )?
+    .execute((
+        &*identity.source,
+        IdColumn(&identity.id),
+        KEPT_ATTEMPTS as i64,
     ))
     .map(drop)
 }
