@@ -15,6 +15,7 @@ use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::lease::Lease;
 use crate::message::{BrokerId, Identity, Message};
+use crate::rescue;
 use crate::room::Place;
 use crate::source::BatchId;
 use crate::store::{LaneName, Stay, Stored};
@@ -136,6 +137,8 @@ pub(crate) struct Delivery {
     pub(crate) lease: Option<Arc<Lease>>,
     /// While an attempt is under way, and from then on if it was the last.
     pub(crate) counted: Option<Counted>,
+    /// Its place in its lane, while a flush has it.
+    pub(crate) sequence: u64,
     lender: Option<Lender>,
 }
 
@@ -186,6 +189,7 @@ impl Delivery {
             counters,
             lease: loan.lease,
             counted: None,
+            sequence: 0,
             lender: Some(loan.lender),
         }
     }
@@ -285,8 +289,44 @@ impl Delivery {
     }
 }
 
+impl Delivery {
+    /// All of it that matters, out of one that is being dropped. No attempt is under way any more.
+    fn rescued(&mut self) -> Self {
+        Self {
+            identity: self.identity.clone(),
+            position: self.position,
+            scale: self.scale,
+            batch: self.batch,
+            body: std::mem::take(&mut self.body),
+            headers: std::mem::take(&mut self.headers),
+            message: self.message.clone(),
+            origin: self.origin.take(),
+            received: self.received,
+            stay: self.stay,
+            waits: self.waits,
+            not_before: self.not_before,
+            held_until: self.held_until,
+            held: AtomicBool::new(*self.held.get_mut()),
+            waits_for_store: self.waits_for_store.take(),
+            blocked: self.blocked.take(),
+            weight: self.weight.take(),
+            place: self.place.take(),
+            fate: std::mem::replace(&mut self.fate, Fate::Attempt),
+            lane: self.lane.clone(),
+            counters: self.counters.clone(),
+            lease: self.lease.take(),
+            counted: None,
+            sequence: self.sequence,
+            lender: self.lender.take(),
+        }
+    }
+}
+
 impl Drop for Delivery {
     fn drop(&mut self) {
+        if self.lender.is_some() && rescue::keeps() {
+            return rescue::keep(Box::new(self.rescued()));
+        }
         if let Some(Lender::Row(..)) = self.lender
             && let Some(lender) = self.lender.take()
         {

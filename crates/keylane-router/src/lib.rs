@@ -33,6 +33,7 @@ mod process;
 pub mod rabbitmq;
 mod recent;
 mod renew;
+mod rescue;
 mod room;
 mod route;
 mod router;

@@ -30,6 +30,7 @@ use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, LaneScope, Overflow, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
+use crate::rescue;
 use crate::route::DEFAULT;
 use crate::router::Inner;
 use crate::runs::{Doing, Run, Runs, Watched};
@@ -637,7 +638,35 @@ impl Handler<LaneId, Job> for Attempts {
         }
     }
 
-    async fn handle(&self, mut delivery: Job, slot: usize) -> Reply<Job> {
+    async fn handle(&self, delivery: Job, slot: usize) -> Reply<Job> {
+        match rescue::keeping(self.turn(delivery, slot)).await {
+            Ok(reply) => reply,
+            Err(mut kept) => kept.pop().map_or(Reply::Done, |job| self.panicked(job)),
+        }
+    }
+
+    async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        self.in_place(jobs, |jobs| self.flush_all(lane, jobs)).await
+    }
+
+    async fn flushed_behind(
+        &self,
+        lane: LaneId,
+        jobs: Vec<Queued<Job>>,
+        running: usize,
+    ) -> Vec<Queued<Job>> {
+        self.in_place(jobs, |jobs| self.flush_waiting(lane, jobs, running))
+            .await
+    }
+}
+
+impl Attempts {
+    pub(crate) fn pool(&self) -> Option<Arc<Pool>> {
+        self.pool.get()?.upgrade()
+    }
+
+    /// What is done with a message whose turn has come.
+    async fn turn(&self, mut delivery: Job, slot: usize) -> Reply<Job> {
         let lane = delivery.lane.clone();
         if delivery.is_lost() {
             return self.lost_turn(delivery);
@@ -678,7 +707,7 @@ impl Handler<LaneId, Job> for Attempts {
         reply
     }
 
-    async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+    async fn flush_all(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         let asked = self.overflowing.is_asked(&lane) || self.is_draining();
         let only_for_lost = self.losses.take(&lane) && !asked;
         let _watched = jobs.first().map(|head| self.runs.flush(&head.job));
@@ -696,7 +725,7 @@ impl Handler<LaneId, Job> for Attempts {
         keep
     }
 
-    async fn flushed_behind(
+    async fn flush_waiting(
         &self,
         lane: LaneId,
         jobs: Vec<Queued<Job>>,
@@ -705,11 +734,41 @@ impl Handler<LaneId, Job> for Attempts {
         let jobs = self.skip_first(&lane, jobs).await;
         self.deal_with(lane, jobs, running).await
     }
-}
 
-impl Attempts {
-    pub(crate) fn pool(&self) -> Option<Arc<Pool>> {
-        self.pool.get()?.upgrade()
+    /// Does something with all that waits in a lane; what a panic leaves of it goes back to its
+    /// places, and waits.
+    async fn in_place<F: Future<Output = Vec<Queued<Job>>>>(
+        &self,
+        mut jobs: Vec<Queued<Job>>,
+        work: impl FnOnce(Vec<Queued<Job>>) -> F,
+    ) -> Vec<Queued<Job>> {
+        for queued in &mut jobs {
+            queued.job.sequence = queued.sequence();
+        }
+        let mut kept = match rescue::keeping(work(jobs)).await {
+            Ok(keep) => return keep,
+            Err(kept) => kept,
+        };
+        kept.sort_by_key(|job| job.sequence);
+        let kept = kept.into_iter().map(|mut job| {
+            job.not_before = Some(self.after_panic(&mut job));
+            Queued::at(job.sequence, job)
+        });
+        kept.collect()
+    }
+
+    /// It panicked during the turn of this message, which goes back to its place.
+    fn panicked(&self, mut delivery: Job) -> Reply<Job> {
+        let until = self.after_panic(&mut delivery);
+        self.hold(delivery, until)
+    }
+
+    fn after_panic(&self, delivery: &mut Delivery) -> Instant {
+        tracing::error!(identity = %delivery.identity, pool = &*self.name, "a panic while this message was being dealt with; its key waits and goes on with it");
+        let until = Instant::now() + store_back_off(delivery.waits);
+        delivery.waits += 1;
+        delivery.held_until = Some(until);
+        until
     }
 
     /// What is fresh goes behind what the store has of its key; what came from there and is not
