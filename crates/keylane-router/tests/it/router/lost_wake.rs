@@ -77,7 +77,10 @@ impl tracing::Subscriber for Between {
 
     fn exit(&self, span: &span::Id) {
         if span.into_u64() == LATE && !self.0.ended.swap(true, Ordering::SeqCst) {
-            self.0.end.get().unwrap().add_permits(1);
+            let end = self.0.end.get().unwrap().clone();
+            // From a thread that is no worker: this one would keep for itself what it wakes.
+            let end = std::thread::spawn(move || end.add_permits(1));
+            end.join().unwrap();
             wait(|| self.0.counters.get().unwrap().attempts_delivered.get() > 0);
         }
     }
