@@ -62,6 +62,17 @@ pub(crate) enum Fate {
     },
 }
 
+/// What a delivery waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Its target says "not yet".
+    NotYet,
+    /// Its target is busy.
+    Busy,
+    /// The store cannot be written.
+    Store,
+}
+
 /// Who is told how a loan ended.
 #[derive(Clone, Debug)]
 pub(crate) enum Lender {
@@ -115,8 +126,9 @@ pub(crate) struct Delivery {
     pub(crate) origin: Option<Arc<str>>,
     pub(crate) received: Instant,
     pub(crate) stay: Stay,
-    /// How often in a row the target said "not yet" or "busy", or the store could not write.
+    /// How often in a row it had to wait for the same.
     pub(crate) waits: u32,
+    waited_for: Option<Wait>,
     pub(crate) not_before: Option<Instant>,
     /// Until when it was held last.
     pub(crate) held_until: Option<Instant>,
@@ -177,6 +189,7 @@ impl Delivery {
             received: Instant::now(),
             stay,
             waits: 0,
+            waited_for: None,
             not_before: None,
             held_until: None,
             held: AtomicBool::new(false),
@@ -230,6 +243,13 @@ impl Delivery {
         self.held.store(true, Ordering::Relaxed);
         if let (Some(place), Some(Lender::Source(end))) = (&self.place, &self.lender) {
             end.window.hold(place);
+        }
+    }
+
+    /// It has to wait for this: what it waited for before does not count any more.
+    pub(crate) fn waits_for(&mut self, wait: Wait) {
+        if self.waited_for.replace(wait) != Some(wait) {
+            self.waits = 0;
         }
     }
 
@@ -304,6 +324,7 @@ impl Delivery {
             received: self.received,
             stay: self.stay,
             waits: self.waits,
+            waited_for: self.waited_for,
             not_before: self.not_before,
             held_until: self.held_until,
             held: AtomicBool::new(*self.held.get_mut()),

@@ -19,7 +19,7 @@ use crate::audit::{Audit, Line, Start, Violation};
 use crate::blocked::Blocked;
 use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
-use crate::delivery::{Delivery, Fate, Settlement};
+use crate::delivery::{Delivery, Fate, Settlement, Wait};
 use crate::dispatch::{Attempt, DynDispatch};
 use crate::feed::Fed;
 use crate::health::{Health, Trouble};
@@ -765,6 +765,7 @@ impl Attempts {
 
     fn after_panic(&self, delivery: &mut Delivery) -> Instant {
         tracing::error!(identity = %delivery.identity, pool = &*self.name, "a panic while this message was being dealt with; its key waits and goes on with it");
+        delivery.waits_for(Wait::Store);
         let until = Instant::now() + store_back_off(delivery.waits);
         delivery.waits += 1;
         delivery.held_until = Some(until);
@@ -872,6 +873,11 @@ impl Attempts {
         }
         if delivery.is_lost() {
             return self.lost_result(delivery, outcome).await;
+        }
+        match &outcome {
+            Outcome::NotYet { .. } => delivery.waits_for(Wait::NotYet),
+            Outcome::Busy { .. } => delivery.waits_for(Wait::Busy),
+            Outcome::Delivered | Outcome::Failed(_) | Outcome::Refused(_) => {}
         }
         let head = self.head(&delivery, &lane);
         let next = process::judge(&plan, outcome, head);
@@ -1252,6 +1258,7 @@ impl Attempts {
         trouble.fails(error);
         let wait = || trouble.wait();
         delivery.waits_for_store.get_or_insert_with(wait);
+        delivery.waits_for(Wait::Store);
         let until = Instant::now() + store_back_off(delivery.waits);
         delivery.waits += 1;
         // It waits for the disk, and others need not wait for it.

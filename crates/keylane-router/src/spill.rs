@@ -9,7 +9,7 @@ use keylane::Queued;
 use tokio::time::Instant;
 
 use crate::counters::Counters;
-use crate::delivery::{Delivery, Fate, Lender, Settlement};
+use crate::delivery::{Delivery, Fate, Lender, Settlement, Wait};
 use crate::fault;
 use crate::feed::Fed;
 use crate::history::EventKind;
@@ -415,6 +415,7 @@ impl Attempts {
         *lock(&self.overflowing.store_out) = Some(now + STORE_OUT);
         // After that its head is tried, and if it is still over, so is the store.
         let head = &mut jobs[0].job;
+        head.waits_for(Wait::Store);
         let until = now + store_back_off(head.waits);
         head.held_until = head.held_until.max(Some(until));
         head.waits += 1;

@@ -1,6 +1,7 @@
 //! The router on the embedded queue: real files, real HTTP; and on a test source where the
 //! embedded queue cannot show a case.
 
+mod answers;
 mod audit;
 mod broker;
 mod cascade;

@@ -1,0 +1,70 @@
+//! What is kept of the answers of a target from one to the next.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use keylane_router::Router;
+use keylane_router::conformance::MemoryStore;
+use keylane_router::dispatch::handler_fn;
+use keylane_router::outcome::{Outcome, Reason};
+use keylane_router::plan::Plan;
+use tokio::time::Instant;
+
+use super::test_source::{Fed, Feeder, TestSource, test_source};
+use super::top::{body, quick_plan};
+
+async fn router(
+    plan: Plan,
+    source: TestSource,
+    answer: impl Fn() -> Outcome + Send + Sync + 'static,
+) -> Router {
+    let dispatch = handler_fn(move |_| {
+        let outcome = answer();
+        async move { outcome }
+    });
+    Router::builder()
+        .plan(plan)
+        .store(MemoryStore::default())
+        .dispatch(dispatch)
+        .source("t", source)
+        .start()
+        .await
+        .unwrap()
+}
+
+fn feed(feeder: &Feeder) {
+    feeder.feed(vec![Fed {
+        id: 1,
+        key: Some("k"),
+        body: body("http://unused/", "1"),
+    }]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_double_only_while_the_same_answer_repeats() {
+    let calls: Arc<Mutex<Vec<Instant>>> = Arc::default();
+    let noted = calls.clone();
+    let answer = move || {
+        let mut noted = noted.lock().unwrap();
+        noted.push(Instant::now());
+        let after = Some(Duration::ZERO);
+        match noted.len() {
+            1..=3 => Outcome::Busy {
+                after,
+                reason: Reason::default(),
+            },
+            4..=5 => Outcome::NotYet { after },
+            _ => Outcome::Delivered,
+        }
+    };
+    let mut plan = quick_plan();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.retry.initial = Duration::from_secs(1);
+    let (source, feeder) = test_source("t");
+    let _router = router(plan, source, answer).await;
+    feed(&feeder);
+    feeder.settled(1).await;
+    let calls = calls.lock().unwrap();
+    let gaps = calls.windows(2).map(|pair| (pair[1] - pair[0]).as_secs());
+    assert_eq!(gaps.collect::<Vec<_>>(), [1, 2, 4, 1, 2]);
+}
