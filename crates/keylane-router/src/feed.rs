@@ -195,7 +195,8 @@ impl Feeder {
             self.done.clear();
             return;
         }
-        self.waits_for_store.get_or_insert_with(|| trouble.wait());
+        let wait = || trouble.wait(&self.lane.pool);
+        self.waits_for_store.get_or_insert_with(wait);
         self.pause().await;
     }
 

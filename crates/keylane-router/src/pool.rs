@@ -469,6 +469,7 @@ impl Pool {
             bytes: self.weights.used(),
             stalled: 0,
             blocked: self.blocked.len(),
+            waits_for_store: 0,
         }
     }
 
@@ -1256,7 +1257,7 @@ impl Attempts {
     fn hold_for_store(&self, mut delivery: Job, error: &StoreError) -> Reply<Job> {
         let trouble = &self.shared.store_trouble;
         trouble.fails(error);
-        let wait = || trouble.wait();
+        let wait = || trouble.wait(&self.name);
         delivery.waits_for_store.get_or_insert_with(wait);
         delivery.waits_for(Wait::Store);
         let until = Instant::now() + store_back_off(delivery.waits);

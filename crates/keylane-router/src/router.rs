@@ -287,6 +287,7 @@ impl Router {
         let now = tokio::time::Instant::now();
         let gauges = |pool: &Arc<Pool>| PoolGauges {
             stalled: pool.stalled_runs(after, now).len(),
+            waits_for_store: self.inner.shared.store_trouble.waiting_in(&pool.name),
             ..pool.gauges()
         };
         self.inner.routes.pools().iter().map(gauges).collect()

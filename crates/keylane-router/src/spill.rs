@@ -419,7 +419,8 @@ impl Attempts {
         let until = now + store_back_off(head.waits);
         head.held_until = head.held_until.max(Some(until));
         head.waits += 1;
-        head.waits_for_store.get_or_insert_with(|| trouble.wait());
+        head.waits_for_store
+            .get_or_insert_with(|| trouble.wait(&self.name));
         jobs.into_iter().map(still_held).collect()
     }
 

@@ -1,6 +1,7 @@
 //! Whether the store can be written, going by those who need it: one write that succeeds says
 //! nothing of another that cannot.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ pub(crate) struct StoreTrouble {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many [`StoreWait`]s there are.
-    waiting: usize,
+    /// How many [`StoreWait`]s there are, by pool; none of them 0.
+    waiting: BTreeMap<Arc<str>, usize>,
     /// When a write failed last.
     failed: Option<Instant>,
 }
@@ -31,6 +32,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct StoreWait {
     of: Arc<StoreTrouble>,
+    pool: Arc<str>,
 }
 
 impl StoreTrouble {
@@ -45,17 +47,25 @@ impl StoreTrouble {
         self.health.trouble(Trouble::Store, error.to_string());
     }
 
-    /// Somebody needs the write that failed.
-    pub(crate) fn wait(self: &Arc<Self>) -> StoreWait {
-        self.lock().waiting += 1;
-        StoreWait { of: self.clone() }
+    /// A lane of this pool needs the write that failed.
+    pub(crate) fn wait(self: &Arc<Self>, pool: &Arc<str>) -> StoreWait {
+        *self.lock().waiting.entry(pool.clone()).or_default() += 1;
+        StoreWait {
+            of: self.clone(),
+            pool: pool.clone(),
+        }
+    }
+
+    /// How many lanes of a pool wait.
+    pub(crate) fn waiting_in(&self, pool: &Arc<str>) -> usize {
+        self.lock().waiting.get(pool).copied().unwrap_or(0)
     }
 
     /// A write succeeded. All is well unless somebody waits for another.
     pub(crate) fn works(&self) {
         let state = self.lock();
         let lately = |at: Instant| at.elapsed() < TRIED_AGAIN;
-        if state.waiting == 0 || !state.failed.is_some_and(lately) {
+        if state.waiting.is_empty() || !state.failed.is_some_and(lately) {
             self.health.well(Trouble::Store);
         }
     }
@@ -68,8 +78,13 @@ impl StoreTrouble {
 impl Drop for StoreWait {
     fn drop(&mut self) {
         let mut state = self.of.lock();
-        state.waiting -= 1;
-        if state.waiting == 0 {
+        if let Some(waiting) = state.waiting.get_mut(&self.pool) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                state.waiting.remove(&self.pool);
+            }
+        }
+        if state.waiting.is_empty() {
             self.of.health.well(Trouble::Store);
         }
     }

@@ -90,6 +90,9 @@ async fn a_write_that_succeeds_does_not_hide_one_that_cannot() {
     rig.feeder.feed(vec![fed(1, "refused")]);
     tokio::time::sleep(MOMENT).await;
     assert!(rig.is_in_trouble());
+    let shown = rig.router.counters().render(&rig.router.pools());
+    let waits = "keylane_lanes_blocked{pool=\"default\",reason=\"store\"} 1\n";
+    assert!(shown.contains(waits), "{shown}");
     // Its failed attempt can be written down.
     rig.feeder.feed(vec![fed(2, "other")]);
     assert_eq!(rig.feeder.settled(1).await, [Settled::Acked(2, 2)]);
@@ -97,6 +100,8 @@ async fn a_write_that_succeeds_does_not_hide_one_that_cannot() {
     full.store(false, Ordering::SeqCst);
     rig.feeder.settled(2).await;
     assert!(!rig.is_in_trouble());
+    let shown = rig.router.counters().render(&rig.router.pools());
+    assert!(shown.contains(&waits.replace(" 1", " 0")), "{shown}");
 }
 
 /// Panics the first two times.
