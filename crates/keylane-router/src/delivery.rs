@@ -149,6 +149,8 @@ pub(crate) struct Delivery {
     pub(crate) lease: Option<Arc<Lease>>,
     /// While an attempt is under way, and from then on if it was the last.
     pub(crate) counted: Option<Counted>,
+    /// Where its last attempt ran, for the log.
+    pub(crate) slot: usize,
     /// Its place in its lane, while a flush has it.
     pub(crate) sequence: u64,
     lender: Option<Lender>,
@@ -202,6 +204,7 @@ impl Delivery {
             counters,
             lease: loan.lease,
             counted: None,
+            slot: 0,
             sequence: 0,
             lender: Some(loan.lender),
         }
@@ -337,6 +340,7 @@ impl Delivery {
             counters: self.counters.clone(),
             lease: self.lease.take(),
             counted: None,
+            slot: self.slot,
             sequence: self.sequence,
             lender: self.lender.take(),
         }

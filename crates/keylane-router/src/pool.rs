@@ -805,6 +805,7 @@ impl Attempts {
         slot: usize,
         run: &Watched<'_>,
     ) -> Reply<Job> {
+        delivery.slot = slot;
         let workers = self.shared.workers(&delivery.identity.source);
         let _worker = match workers.map(|workers| workers.try_take()) {
             Some(None) => return ask_again(delivery),
@@ -1055,7 +1056,8 @@ impl Attempts {
                 self.dead_letter(delivery, lane, class, reason.text).await
             }
             Next::Drop(reason) => {
-                tracing::warn!(identity = %delivery.identity, "dropped by policy: {}", reason.text);
+                let (identity, slot) = (&delivery.identity, delivery.slot);
+                tracing::warn!(%identity, pool = &*self.name, slot, "dropped by policy: {}", reason.text);
                 self.drop_it(delivery)
             }
             Next::Return(reason) => {
@@ -1107,7 +1109,7 @@ impl Attempts {
             text: reason.text.clone(),
             answer: reason.answer.clone(),
         };
-        tracing::debug!(identity = %delivery.identity, pool = &*self.name, "failed: {}", reason.text);
+        tracing::debug!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, "failed: {}", reason.text);
         match self
             .shared
             .store
@@ -1152,7 +1154,7 @@ impl Attempts {
 
     /// To the broker's own dead letters.
     fn reject(&self, delivery: Job, reason: &'static str, text: &str) -> Reply<Job> {
-        tracing::warn!(identity = %delivery.identity, pool = &*self.name, reason, "rejected, for the broker's own dead letters: {text}");
+        tracing::warn!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, reason, "rejected, for the broker's own dead letters: {text}");
         self.shared
             .note(&delivery, EventKind::Reject, "dead-letter");
         match reason {

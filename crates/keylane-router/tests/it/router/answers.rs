@@ -1,4 +1,4 @@
-//! What is kept of the answers of a target from one to the next.
+//! What is kept of the answers of a target from one to the next, and what is logged of them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,9 +7,10 @@ use keylane_router::Router;
 use keylane_router::conformance::MemoryStore;
 use keylane_router::dispatch::handler_fn;
 use keylane_router::outcome::{Outcome, Reason};
-use keylane_router::plan::Plan;
+use keylane_router::plan::{OnRefused, Plan};
 use tokio::time::Instant;
 
+use super::log::Log;
 use super::test_source::{Fed, Feeder, TestSource, test_source};
 use super::top::{body, quick_plan};
 
@@ -67,4 +68,17 @@ async fn waits_double_only_while_the_same_answer_repeats() {
     let calls = calls.lock().unwrap();
     let gaps = calls.windows(2).map(|pair| (pair[1] - pair[0]).as_secs());
     assert_eq!(gaps.collect::<Vec<_>>(), [1, 2, 4, 1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_log_names_the_slot_of_an_attempt() {
+    let (log, _here) = Log::start();
+    let mut plan = quick_plan();
+    plan.pools.get_mut("default").unwrap().on_refused = OnRefused::Drop;
+    let (source, feeder) = test_source("t");
+    let _router = router(plan, source, || Outcome::Refused(Reason::default())).await;
+    feed(&feeder);
+    feeder.settled(1).await;
+    let dropped = log.with("dropped by policy");
+    assert!(dropped[0].contains("slot=0 "), "{dropped:?}");
 }
