@@ -1332,6 +1332,7 @@ impl Attempts {
             self.shared.note(&delivery, EventKind::Return, "returned");
             delivery.counters.returned.one();
         }
+        tracing::debug!(identity = %delivery.identity, pool = &*self.name, ?delay, "goes back");
         delivery.settle(Settlement::Return { delay });
     }
 

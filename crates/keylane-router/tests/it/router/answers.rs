@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::log::Log;
 use super::test_source::{Fed, Feeder, TestSource, test_source};
-use super::top::{body, quick_plan};
+use super::top::{as_the_original, body, quick_plan};
 
 async fn router(
     plan: Plan,
@@ -81,4 +81,18 @@ async fn the_log_names_the_slot_of_an_attempt() {
     feeder.settled(1).await;
     let dropped = log.with("dropped by policy");
     assert!(dropped[0].contains("slot=0 "), "{dropped:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn fc_3_each_message_that_goes_back_is_logged_at_debug() {
+    let (log, _here) = Log::start_at(tracing::Level::DEBUG);
+    let (source, feeder) = test_source("t");
+    let failed = || Outcome::Failed(Reason::default());
+    let _router = router(as_the_original(), source.returning(), failed).await;
+    feed(&feeder);
+    feeder.settled(1).await;
+    assert_eq!(log.with("1 go back to the source").len(), 1);
+    let one = log.with("goes back");
+    assert_eq!(one.len(), 1, "{one:?}");
+    assert!(one[0].contains("identity="), "{one:?}");
 }
