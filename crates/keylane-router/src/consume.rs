@@ -125,6 +125,7 @@ pub(crate) fn start<S: Source>(
         terms,
         longest_loan: features.longest_loan,
         returns: features.returns(),
+        takes_back: features.ordered_return,
         router: router.clone(),
     });
     let settled = tasks.spawn(async move {
@@ -577,6 +578,8 @@ impl<S: Source> Consume<S> {
     /// Receives until told to stop; hands the source back.
     async fn run(mut self) -> S {
         let mut back_off = FIRST_BACK_OFF;
+        // A source that failed and has brought nothing since is well once it has held out for a while.
+        let mut failed = false;
         let stop = self.stop.clone();
         while !stop.is_cancelled() {
             self.stage.block(Blocked::Window);
@@ -590,19 +593,38 @@ impl<S: Source> Consume<S> {
                 messages,
                 bytes: self.router.receive_bytes,
             };
-            let received = tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                received = receive(&mut self.source, room, self.terms.as_deref()) => received,
+            let well = || self.router.health.well(Trouble::Source(self.name.clone()));
+            let received = {
+                let receiving = receive(&mut self.source, room, self.terms.as_deref());
+                let mut receiving = std::pin::pin!(receiving);
+                let holds_out = tokio::time::sleep(back_off);
+                let mut holds_out = std::pin::pin!(holds_out);
+                loop {
+                    tokio::select! {
+                        biased;
+                        () = stop.cancelled() => break None,
+                        received = &mut receiving => break Some(received),
+                        () = &mut holds_out, if failed => {
+                            (failed, back_off) = (false, FIRST_BACK_OFF);
+                            well();
+                        }
+                    }
+                }
+            };
+            let Some(received) = received else {
+                break;
             };
             match received {
+                // It has connected again, and nothing more is known.
+                Ok((batch, _)) if failed && batch.is_empty() => {}
                 Ok((batch, lent)) => {
-                    back_off = FIRST_BACK_OFF;
-                    self.router.health.well(Trouble::Source(self.name.clone()));
+                    (failed, back_off) = (false, FIRST_BACK_OFF);
+                    well();
                     let (batch, lent) = self.still_lent(batch, lent).await;
                     self.take_batch(batch, lent).await;
                 }
                 Err(error) => {
+                    failed = true;
                     self.held.doubted.notify_one();
                     let trouble = Trouble::Source(self.name.clone());
                     self.router.health.trouble(trouble, error.to_string());

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use keylane_router::activemq::{ActiveMqSource, DECLARED_CLASSIC, Options};
+use keylane_router::activemq::{
+    ActiveMqSource, Broker, DECLARED_ARTEMIS, DECLARED_CLASSIC, Options,
+};
 use keylane_router::conformance::{Fault, Published, Queue, Subject};
 use keylane_router::plan::{Instances, SourcePlan};
 use keylane_router::source::Features;
@@ -44,7 +46,19 @@ impl Server {
     pub(crate) fn options(self, queue: &str) -> Option<Options> {
         let url = std::env::var(self.variable()).ok()?;
         let options = Options::new(&url, queue);
-        Some(options.unwrap_or_else(|error| panic!("{}: {error}", self.variable())))
+        let options = options.unwrap_or_else(|error| panic!("{}: {error}", self.variable()));
+        let broker = match self {
+            Self::Classic => Broker::Classic,
+            Self::Artemis => Broker::Artemis,
+        };
+        Some(Options { broker, ..options })
+    }
+
+    fn features(self) -> Features {
+        match self {
+            Self::Classic => DECLARED_CLASSIC.features,
+            Self::Artemis => DECLARED_ARTEMIS.features,
+        }
     }
 }
 
@@ -75,7 +89,7 @@ impl Subject for ActiveMq {
     fn features(&self) -> Features {
         Features {
             lease: Some(LEASE),
-            ..DECLARED_CLASSIC.features
+            ..self.0.features()
         }
     }
 

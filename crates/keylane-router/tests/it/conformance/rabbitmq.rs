@@ -193,10 +193,6 @@ impl Subject for Rabbit {
             // leader for minutes, without any consumer of ours.
             Fault::Kill if self.queue_type == QueueType::Quorum => false,
             Fault::Stop | Fault::Kill | Fault::Start => std::env::var_os("KEYLANE_XTASK").is_some(),
-            // They are lost connections here, over which a plain consumer keeps no order.
-            Fault::Redeliver | Fault::EndLeases | Fault::LoseAck | Fault::LoseRenewals => {
-                self.reader != Reader::Plain
-            }
             _ => true,
         }
     }

@@ -116,6 +116,12 @@ impl TestSource {
         self
     }
 
+    /// As a broker that takes messages back in order, and gives them again at once.
+    pub(crate) fn taking_back(mut self) -> Self {
+        self.features.ordered_return = true;
+        self
+    }
+
     /// As a broker whose acks are confirmed: what comes again was not acked.
     pub(crate) fn confirming(mut self) -> Self {
         self.features.confirmed_acks = true;
