@@ -64,6 +64,7 @@ impl Feeders {
             to: to.clone(),
             events,
             out: BTreeMap::new(),
+            since: BTreeMap::new(),
             done: Vec::new(),
             not_before: None,
             waits_for_store: None,
@@ -92,6 +93,9 @@ struct Feeder {
     events: mpsc::UnboundedReceiver<Fed>,
     /// Rows that are in the lane.
     out: BTreeMap<u64, Identity>,
+    /// When rows that are not resolved were fed first: a row that left the memory is no younger
+    /// when it comes again. No more than were ever in the lane at once, and nothing after a restart.
+    since: BTreeMap<u64, Instant>,
     /// Rows that are resolved and still in the store; what is fed next comes behind them.
     done: Vec<Done>,
     not_before: Option<Instant>,
@@ -152,11 +156,14 @@ impl Feeder {
         }
         match settled.settlement {
             // A row is ours: what is rejected of it was stored or dropped before.
-            Settlement::Ack | Settlement::Reject => self.done.push(Done {
-                row: settled.id,
-                identity,
-                _counted: settled.counted,
-            }),
+            Settlement::Ack | Settlement::Reject => {
+                self.since.remove(&settled.id);
+                self.done.push(Done {
+                    row: settled.id,
+                    identity,
+                    _counted: settled.counted,
+                });
+            }
             Settlement::Return { delay } => {
                 let at = Instant::now() + delay;
                 self.not_before = self.not_before.max(Some(at));
@@ -291,6 +298,8 @@ impl Feeder {
             let (number, identity) = (row.row, row.message.identity.clone());
             let mut delivery = self.delivery(&pool, row);
             delivery.weight = Some(weight.split(delivery.bytes()));
+            let since = self.since.entry(number);
+            delivery.received = *since.or_insert(delivery.received);
             self.out.insert(number, identity);
             if let Err(refused) = pool.push_row(delivery) {
                 let delay = MOMENT;

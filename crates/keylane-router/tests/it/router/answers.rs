@@ -1,18 +1,21 @@
 //! What is kept of the answers of a target from one to the next, and what is logged of them.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use keylane_router::Router;
 use keylane_router::conformance::MemoryStore;
 use keylane_router::dispatch::handler_fn;
+use keylane_router::message::{BrokerId, Identity};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::plan::{OnRefused, Plan};
+use keylane_router::store::{LaneName, Store, Stored};
+use keylane_router::{By, Router};
 use tokio::time::Instant;
 
 use super::log::Log;
 use super::test_source::{Fed, Feeder, TestSource, test_source};
-use super::top::{as_the_original, body, quick_plan};
+use super::top::{as_the_original, body, quick_plan, until};
 
 async fn router(
     plan: Plan,
@@ -95,4 +98,71 @@ async fn fc_3_each_message_that_goes_back_is_logged_at_debug() {
     let one = log.with("goes back");
     assert_eq!(one.len(), 1, "{one:?}");
     assert!(one[0].contains("identity="), "{one:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn patience_ends_also_with_a_head_that_leaves_the_memory_between_its_attempts() {
+    let hold = Duration::from_secs(10);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let dispatch = handler_fn(move |message| {
+        let busy = message.id.starts_with("bad");
+        counted.fetch_add(usize::from(busy), Ordering::SeqCst);
+        async move {
+            match busy {
+                true => Outcome::Busy {
+                    after: Some(hold),
+                    reason: Reason::default(),
+                },
+                false => Outcome::Delivered,
+            }
+        }
+    });
+    let mut plan = quick_plan();
+    plan.stall_after = Duration::ZERO;
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.patience = hold * 3;
+    pool.byte_budget = 200;
+    let (source, feeder) = test_source("t");
+    let store = MemoryStore::default();
+    let router = Router::builder()
+        .plan(plan)
+        .store(store.clone())
+        .dispatch(dispatch)
+        .source("t", source)
+        .start()
+        .await
+        .unwrap();
+    // Two of them are more than the budget.
+    let large = |name: &str| body("http://unused/", &format!("{name}-{}", "x".repeat(100)));
+    let lane = LaneName::keyed("t", "default", "bad");
+    let identity = Identity {
+        source: "t".into(),
+        id: BrokerId::Sequence(1),
+    };
+    let row = Stored {
+        identity: identity.clone(),
+        lane: lane.clone(),
+        body: large("bad").into(),
+        headers: Vec::new(),
+        position: None,
+    };
+    let parked = store.park(lane.clone(), "test".to_owned(), vec![row]);
+    parked.await.unwrap();
+    let by = By {
+        who: "test".to_owned(),
+        why: "test".to_owned(),
+    };
+    router.replay(lane, by).await.unwrap();
+    for round in 1..=6 {
+        until("it was called", || calls.load(Ordering::SeqCst) >= round).await;
+        feeder.feed(vec![Fed {
+            id: 10 + round as u64,
+            key: Some("good"),
+            body: large("good"),
+        }]);
+        // It has room only when the other has left.
+        feeder.settled(round).await;
+    }
+    assert!(store.stay(&identity).failed > 0);
 }
