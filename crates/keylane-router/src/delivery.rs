@@ -350,7 +350,7 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         if self.lender.is_some() && rescue::keeps() {
-            return rescue::keep(Box::new(self.rescued()));
+            return rescue::keep(self.rescued());
         }
         if let Some(Lender::Row(..)) = self.lender
             && let Some(lender) = self.lender.take()

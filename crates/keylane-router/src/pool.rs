@@ -642,7 +642,10 @@ impl Handler<LaneId, Job> for Attempts {
     async fn handle(&self, delivery: Job, slot: usize) -> Reply<Job> {
         match rescue::keeping(self.turn(delivery, slot)).await {
             Ok(reply) => reply,
-            Err(mut kept) => kept.pop().map_or(Reply::Done, |job| self.panicked(job)),
+            Err(mut kept) => {
+                let job = kept.pop().map(Box::new);
+                job.map_or(Reply::Done, |job| self.panicked(job))
+            }
         }
     }
 
@@ -753,7 +756,7 @@ impl Attempts {
         kept.sort_by_key(|job| job.sequence);
         let kept = kept.into_iter().map(|mut job| {
             job.not_before = Some(self.after_panic(&mut job));
-            Queued::at(job.sequence, job)
+            Queued::at(job.sequence, Box::new(job))
         });
         kept.collect()
     }

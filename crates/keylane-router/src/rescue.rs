@@ -11,11 +11,11 @@ use crate::delivery::Delivery;
 thread_local! {
     /// Whether this thread is inside of [`keeping`]. What is dropped is dropped there, on it.
     static KEEPS: Cell<bool> = const { Cell::new(false) };
-    static KEPT: RefCell<Vec<Box<Delivery>>> = const { RefCell::new(Vec::new()) };
+    static KEPT: RefCell<Vec<Delivery>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Does the work; if it panics, answers with the deliveries it had not settled, in no order.
-pub(crate) async fn keeping<T>(work: impl Future<Output = T>) -> Result<T, Vec<Box<Delivery>>> {
+pub(crate) async fn keeping<T>(work: impl Future<Output = T>) -> Result<T, Vec<Delivery>> {
     let mut work = pin!(work);
     poll_fn(move |cx| {
         let before = KEEPS.replace(true);
@@ -34,6 +34,6 @@ pub(crate) fn keeps() -> bool {
     std::thread::panicking() && KEEPS.try_with(Cell::get).unwrap_or(false)
 }
 
-pub(crate) fn keep(delivery: Box<Delivery>) {
+pub(crate) fn keep(delivery: Delivery) {
     KEPT.with_borrow_mut(|kept| kept.push(delivery));
 }
