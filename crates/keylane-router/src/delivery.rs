@@ -15,9 +15,11 @@ use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::lease::Lease;
 use crate::message::{BrokerId, Identity, Message};
+use crate::rescue;
 use crate::room::Place;
 use crate::source::BatchId;
 use crate::store::{LaneName, Stay, Stored};
+use crate::store_trouble::StoreWait;
 use crate::unsettled::Counted;
 use crate::weight::Weight;
 
@@ -58,6 +60,17 @@ pub(crate) enum Fate {
         /// A sentence.
         reason: String,
     },
+}
+
+/// What a delivery waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Its target says "not yet".
+    NotYet,
+    /// Its target is busy.
+    Busy,
+    /// The store cannot be written.
+    Store,
 }
 
 /// Who is told how a loan ended.
@@ -113,15 +126,16 @@ pub(crate) struct Delivery {
     pub(crate) origin: Option<Arc<str>>,
     pub(crate) received: Instant,
     pub(crate) stay: Stay,
-    /// How often in a row the target said "not yet" or "busy", or the store could not write.
+    /// How often in a row it had to wait for the same.
     pub(crate) waits: u32,
+    waited_for: Option<Wait>,
     pub(crate) not_before: Option<Instant>,
     /// Until when it was held last.
     pub(crate) held_until: Option<Instant>,
     /// Whether it was held at all.
     held: AtomicBool,
     /// Its lane is held because the store could not take it.
-    pub(crate) waits_for_store: bool,
+    pub(crate) waits_for_store: Option<StoreWait>,
     /// It fails for good, and its key waits for it.
     pub(crate) blocked: Option<Box<BlockedHead>>,
     /// What it takes of its pool's byte budget; given back when it is dropped.
@@ -135,6 +149,10 @@ pub(crate) struct Delivery {
     pub(crate) lease: Option<Arc<Lease>>,
     /// While an attempt is under way, and from then on if it was the last.
     pub(crate) counted: Option<Counted>,
+    /// Where its last attempt ran, for the log.
+    pub(crate) slot: usize,
+    /// Its place in its lane, while a flush has it.
+    pub(crate) sequence: u64,
     lender: Option<Lender>,
 }
 
@@ -173,10 +191,11 @@ impl Delivery {
             received: Instant::now(),
             stay,
             waits: 0,
+            waited_for: None,
             not_before: None,
             held_until: None,
             held: AtomicBool::new(false),
-            waits_for_store: false,
+            waits_for_store: None,
             blocked: None,
             weight: None,
             place: loan.place,
@@ -185,6 +204,8 @@ impl Delivery {
             counters,
             lease: loan.lease,
             counted: None,
+            slot: 0,
+            sequence: 0,
             lender: Some(loan.lender),
         }
     }
@@ -225,6 +246,13 @@ impl Delivery {
         self.held.store(true, Ordering::Relaxed);
         if let (Some(place), Some(Lender::Source(end))) = (&self.place, &self.lender) {
             end.window.hold(place);
+        }
+    }
+
+    /// It has to wait for this: what it waited for before does not count any more.
+    pub(crate) fn waits_for(&mut self, wait: Wait) {
+        if self.waited_for.replace(wait) != Some(wait) {
+            self.waits = 0;
         }
     }
 
@@ -284,8 +312,46 @@ impl Delivery {
     }
 }
 
+impl Delivery {
+    /// All of it that matters, out of one that is being dropped. No attempt is under way any more.
+    fn rescued(&mut self) -> Self {
+        Self {
+            identity: self.identity.clone(),
+            position: self.position,
+            scale: self.scale,
+            batch: self.batch,
+            body: std::mem::take(&mut self.body),
+            headers: std::mem::take(&mut self.headers),
+            message: self.message.clone(),
+            origin: self.origin.take(),
+            received: self.received,
+            stay: self.stay,
+            waits: self.waits,
+            waited_for: self.waited_for,
+            not_before: self.not_before,
+            held_until: self.held_until,
+            held: AtomicBool::new(*self.held.get_mut()),
+            waits_for_store: self.waits_for_store.take(),
+            blocked: self.blocked.take(),
+            weight: self.weight.take(),
+            place: self.place.take(),
+            fate: std::mem::replace(&mut self.fate, Fate::Attempt),
+            lane: self.lane.clone(),
+            counters: self.counters.clone(),
+            lease: self.lease.take(),
+            counted: None,
+            slot: self.slot,
+            sequence: self.sequence,
+            lender: self.lender.take(),
+        }
+    }
+}
+
 impl Drop for Delivery {
     fn drop(&mut self) {
+        if self.lender.is_some() && rescue::keeps() {
+            return rescue::keep(self.rescued());
+        }
         if let Some(Lender::Row(..)) = self.lender
             && let Some(lender) = self.lender.take()
         {

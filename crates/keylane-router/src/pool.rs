@@ -19,7 +19,7 @@ use crate::audit::{Audit, Line, Start, Violation};
 use crate::blocked::Blocked;
 use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
-use crate::delivery::{Delivery, Fate, Settlement};
+use crate::delivery::{Delivery, Fate, Settlement, Wait};
 use crate::dispatch::{Attempt, DynDispatch};
 use crate::feed::Fed;
 use crate::health::{Health, Trouble};
@@ -30,13 +30,17 @@ use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, LaneScope, Overflow, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
+use crate::rescue;
 use crate::route::DEFAULT;
 use crate::router::Inner;
 use crate::runs::{Doing, Run, Runs, Watched};
+use crate::skips::{Skip, Skips};
+use crate::source::BatchId;
 use crate::spill::{Over, Overflowing, still_held};
 use crate::store::{
     AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
 };
+use crate::store_trouble::StoreTrouble;
 use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 use crate::watch;
@@ -46,8 +50,8 @@ use crate::workers::Workers;
 /// The longest wait between two tries to write to a store.
 const STORE_BACK_OFF: Duration = Duration::from_secs(30);
 
-/// A lane that was promised a worker, and found none, asks again after this.
-const NO_WORKER: Duration = Duration::from_millis(1);
+/// A lane that was promised a worker or a probe, and found none, asks again after this.
+const TAKEN: Duration = Duration::from_millis(1);
 
 /// A window or a budget that is full for this long has lanes in it that have more than their part.
 pub(crate) const FULL_FOR: Duration = Duration::from_millis(100);
@@ -59,14 +63,15 @@ pub(crate) struct Shared {
     pub(crate) breakers: Breakers,
     pub(crate) waits: Arc<BreakerWaits>,
     pub(crate) health: Arc<Health>,
+    pub(crate) store_trouble: Arc<StoreTrouble>,
     /// Running attempts are cut: the deadline of a stop has passed.
     pub(crate) cut: CancellationToken,
     /// What sources can do, by name.
     pub(crate) sources: RwLock<HashMap<Arc<str>, Ability>>,
     /// Who feeds stored keys; set once, when the router is made.
     pub(crate) router: OnceLock<Weak<Inner>>,
-    /// Heads that an operator wants skipped if the attempt under way fails.
-    pub(crate) skips: Mutex<HashMap<Identity, Skip>>,
+    /// Heads that an operator wants skipped.
+    pub(crate) skips: Skips,
     /// Looks at the order of first starts.
     pub(crate) audit: Audit,
     /// Where the router's part of a history is written down, if anywhere.
@@ -90,13 +95,6 @@ pub(crate) struct Ability {
     pub(crate) many: bool,
     /// What is done with its lanes that are over, where no pool says so.
     pub(crate) overflow: Overflow,
-}
-
-/// Who wants a message skipped, and why.
-#[derive(Clone, Debug)]
-pub(crate) struct Skip {
-    pub(crate) who: String,
-    pub(crate) why: String,
 }
 
 impl Shared {
@@ -179,15 +177,6 @@ impl Shared {
             if let Err(error) = history.record(event.outcome(outcome)) {
                 tracing::error!("the history cannot be written: {error}");
             }
-        }
-    }
-
-    fn take_skip(&self, identity: &Identity) -> Option<Skip> {
-        let mut skips = self.skips.lock().unwrap_or_else(PoisonError::into_inner);
-        if skips.is_empty() {
-            None
-        } else {
-            skips.remove(identity)
         }
     }
 }
@@ -471,17 +460,34 @@ impl Pool {
         self.executor.resume(lane)
     }
 
-    pub(crate) fn take_head(&self, lane: &LaneId, identity: &Identity) -> Option<Box<Delivery>> {
-        self.executor
-            .take_head(lane, |head| head.identity == *identity && !head.is_lost())
+    /// Calls `note` if this message is the first of its lane and waits there; it cannot start
+    /// before that, and then the lane is flushed. Whether it was.
+    pub(crate) fn flush_head(
+        &self,
+        lane: &LaneId,
+        identity: &Identity,
+        note: impl FnOnce(),
+    ) -> bool {
+        // What runs is before what waits, unless several run at once.
+        let one = lane_concurrency(&self.plan(), lane) == 1;
+        let noted = self.executor.inspect(lane, |stats, jobs| {
+            let front = jobs.next();
+            let meant = front.is_some_and(|head| head.identity == *identity && !head.is_lost());
+            let first = meant && (stats.running == 0 || !one);
+            if first {
+                note();
+            }
+            first
+        });
+        noted == Some(true) && {
+            self.flush_behind(lane);
+            true
+        }
     }
 
-    /// The identities that wait in a lane, oldest first, and how the lane is.
-    pub(crate) fn waiting(&self, lane: &LaneId) -> Vec<Identity> {
-        let identities = self.executor.inspect(lane, |_, jobs| {
-            jobs.map(|delivery| delivery.identity.clone()).collect()
-        });
-        identities.unwrap_or_default()
+    /// Whether this message is under way.
+    pub(crate) fn runs(&self, identity: &Identity) -> bool {
+        self.runs.has(identity)
     }
 
     /// The lanes of one source, and those it shares that may have something of it.
@@ -513,6 +519,7 @@ impl Pool {
             bytes: self.weights.used(),
             stalled: 0,
             blocked: self.blocked.len(),
+            waits_for_store: 0,
         }
     }
 
@@ -696,10 +703,44 @@ impl Handler<LaneId, Job> for Attempts {
         }
     }
 
-    async fn handle(&self, mut delivery: Job, slot: usize) -> Reply<Job> {
+    async fn handle(&self, delivery: Job, slot: usize) -> Reply<Job> {
+        match rescue::keeping(self.turn(delivery, slot)).await {
+            Ok(reply) => reply,
+            Err(mut kept) => {
+                let job = kept.pop().map(Box::new);
+                job.map_or(Reply::Done, |job| self.panicked(job))
+            }
+        }
+    }
+
+    async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        self.in_place(jobs, |jobs| self.flush_all(lane, jobs)).await
+    }
+
+    async fn flushed_behind(
+        &self,
+        lane: LaneId,
+        jobs: Vec<Queued<Job>>,
+        running: usize,
+    ) -> Vec<Queued<Job>> {
+        self.in_place(jobs, |jobs| self.flush_waiting(lane, jobs, running))
+            .await
+    }
+}
+
+impl Attempts {
+    pub(crate) fn pool(&self) -> Option<Arc<Pool>> {
+        self.pool.get()?.upgrade()
+    }
+
+    /// What is done with a message whose turn has come.
+    async fn turn(&self, mut delivery: Job, slot: usize) -> Reply<Job> {
         let lane = delivery.lane.clone();
         if delivery.is_lost() {
             return self.lost_turn(delivery);
+        }
+        if let Some(skip) = self.shared.skips.take(&delivery.identity) {
+            return self.skip_turn(delivery, skip).await;
         }
         if let Some(until) = delivery.not_before.take().filter(|at| *at > Instant::now()) {
             return self.hold(delivery, until);
@@ -712,7 +753,7 @@ impl Handler<LaneId, Job> for Attempts {
             _ => Doing::Storing,
         };
         let run = self.runs.begin(slot, &delivery, doing);
-        match delivery.fate.clone() {
+        let reply = match delivery.fate.clone() {
             Fate::Attempt => {
                 let span = self.span(&delivery, slot);
                 let attempt = self.attempt(delivery, lane, slot, &run);
@@ -725,13 +766,20 @@ impl Handler<LaneId, Job> for Attempts {
             Fate::Return | Fate::Park { .. } | Fate::ParkBehind => Reply::Flush {
                 job: Some(delivery),
             },
+        };
+        if matches!(reply, Reply::Done) && !self.shared.skips.is_empty() {
+            // It is gone: a wish that came too late has nothing left to mean.
+            run.identity()
+                .and_then(|gone| self.shared.skips.take(&gone));
         }
+        reply
     }
 
-    async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+    async fn flush_all(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         let asked = self.overflowing.is_asked(&lane) || self.is_draining();
         let only_for_lost = self.losses.take(&lane) && !asked;
         let _watched = jobs.first().map(|head| self.runs.flush(&head.job));
+        let jobs = self.skip_first(&lane, jobs).await;
         let (jobs, lost) = split_lost(jobs);
         let keep = match jobs.first().map(|head| &head.job) {
             None => jobs,
@@ -745,19 +793,51 @@ impl Handler<LaneId, Job> for Attempts {
         keep
     }
 
-    async fn flushed_behind(
+    async fn flush_waiting(
         &self,
         lane: LaneId,
         jobs: Vec<Queued<Job>>,
         running: usize,
     ) -> Vec<Queued<Job>> {
+        let jobs = self.skip_first(&lane, jobs).await;
         self.deal_with(lane, jobs, running).await
     }
-}
 
-impl Attempts {
-    pub(crate) fn pool(&self) -> Option<Arc<Pool>> {
-        self.pool.get()?.upgrade()
+    /// Does something with all that waits in a lane; what a panic leaves of it goes back to its
+    /// places, and waits.
+    async fn in_place<F: Future<Output = Vec<Queued<Job>>>>(
+        &self,
+        mut jobs: Vec<Queued<Job>>,
+        work: impl FnOnce(Vec<Queued<Job>>) -> F,
+    ) -> Vec<Queued<Job>> {
+        for queued in &mut jobs {
+            queued.job.sequence = queued.sequence();
+        }
+        let mut kept = match rescue::keeping(work(jobs)).await {
+            Ok(keep) => return keep,
+            Err(kept) => kept,
+        };
+        kept.sort_by_key(|job| job.sequence);
+        let kept = kept.into_iter().map(|mut job| {
+            job.not_before = Some(self.after_panic(&mut job));
+            Queued::at(job.sequence, Box::new(job))
+        });
+        kept.collect()
+    }
+
+    /// It panicked during the turn of this message, which goes back to its place.
+    fn panicked(&self, mut delivery: Job) -> Reply<Job> {
+        let until = self.after_panic(&mut delivery);
+        self.hold(delivery, until)
+    }
+
+    fn after_panic(&self, delivery: &mut Delivery) -> Instant {
+        tracing::error!(identity = %delivery.identity, pool = &*self.name, "a panic while this message was being dealt with; its key waits and goes on with it");
+        delivery.waits_for(Wait::Store);
+        let until = Instant::now() + store_back_off(delivery.waits);
+        delivery.waits += 1;
+        delivery.held_until = Some(until);
+        until
     }
 
     /// What is fresh goes behind what the store has of its key; what came from there and is not
@@ -792,21 +872,16 @@ impl Attempts {
         slot: usize,
         run: &Watched<'_>,
     ) -> Reply<Job> {
+        delivery.slot = slot;
         let workers = self.shared.workers(&delivery.identity.source);
         let _worker = match workers.map(|workers| workers.try_take()) {
-            // Others were quicker: it asks again in a moment.
-            Some(None) => {
-                return Reply::Hold {
-                    job: delivery,
-                    until: Some(Instant::now() + NO_WORKER),
-                };
-            }
+            Some(None) => return ask_again(delivery),
             Some(worker) => worker,
             None => None,
         };
         let call = match self.begin(&delivery) {
             Ok(call) => call,
-            Err(()) => return self.wait_for_breaker(delivery),
+            Err(()) => return ask_again(delivery),
         };
         let plan = current(&self.plan);
         let spills = self.shared.overflow(&plan, &delivery.identity.source) == Overflow::Spill;
@@ -867,6 +942,11 @@ impl Attempts {
         }
         if delivery.is_lost() {
             return self.lost_result(delivery, outcome).await;
+        }
+        match &outcome {
+            Outcome::NotYet { .. } => delivery.waits_for(Wait::NotYet),
+            Outcome::Busy { .. } => delivery.waits_for(Wait::Busy),
+            Outcome::Delivered | Outcome::Failed(_) | Outcome::Refused(_) => {}
         }
         let head = self.head(&delivery, &lane);
         let next = process::judge(&plan, outcome, head);
@@ -1009,11 +1089,10 @@ impl Attempts {
         ) {
             delivery.counted = None;
         }
-        if let Some(skip) = self.shared.take_skip(&delivery.identity)
+        if let Some(skip) = self.shared.skips.take(&delivery.identity)
             && next != Next::Ack
         {
-            let text = format!("skipped by {}: {}", skip.who, skip.why);
-            return self.dead_letter(delivery, lane, "skipped", text).await;
+            return self.dead_letter(delivery, lane, "skipped", skip.text).await;
         }
         match next {
             Next::Ack => self.delivered(delivery).await,
@@ -1044,7 +1123,8 @@ impl Attempts {
                 self.dead_letter(delivery, lane, class, reason.text).await
             }
             Next::Drop(reason) => {
-                tracing::warn!(identity = %delivery.identity, "dropped by policy: {}", reason.text);
+                let (identity, slot) = (&delivery.identity, delivery.slot);
+                tracing::warn!(%identity, pool = &*self.name, slot, "dropped by policy: {}", reason.text);
                 self.drop_it(delivery)
             }
             Next::Return(reason) => {
@@ -1075,10 +1155,6 @@ impl Attempts {
                 .forget(vec![delivery.identity.clone()])
                 .await;
         }
-        if delivery.waits_for_store {
-            // What the store could not take goes on without it.
-            self.shared.health.well(Trouble::Store);
-        }
         delivery.counters.delivered.one();
         delivery.settle(Settlement::Ack);
         Reply::Done
@@ -1100,7 +1176,7 @@ impl Attempts {
             text: reason.text.clone(),
             answer: reason.answer.clone(),
         };
-        tracing::debug!(identity = %delivery.identity, pool = &*self.name, "failed: {}", reason.text);
+        tracing::debug!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, "failed: {}", reason.text);
         match self
             .shared
             .store
@@ -1108,13 +1184,10 @@ impl Attempts {
             .await
         {
             Ok(stay) => {
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 delivery.stay = stay;
             }
-            Err(error) => self
-                .shared
-                .health
-                .trouble(Trouble::Store, error.to_string()),
+            Err(error) => self.shared.store_trouble.fails(&error),
         }
     }
 
@@ -1130,7 +1203,7 @@ impl Attempts {
         }
         match self.store_letter(&delivery, &lane, reason, &text).await {
             Ok(()) => {
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 self.shared.note(&delivery, EventKind::Store, "dead-letter");
                 match reason {
                     "skipped" => delivery.counters.skipped.one(),
@@ -1148,7 +1221,7 @@ impl Attempts {
 
     /// To the broker's own dead letters.
     fn reject(&self, delivery: Job, reason: &'static str, text: &str) -> Reply<Job> {
-        tracing::warn!(identity = %delivery.identity, pool = &*self.name, reason, "rejected, for the broker's own dead letters: {text}");
+        tracing::warn!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, reason, "rejected, for the broker's own dead letters: {text}");
         self.shared
             .note(&delivery, EventKind::Reject, "dead-letter");
         match reason {
@@ -1187,11 +1260,75 @@ impl Attempts {
         self.shared.store.dead_letter(vec![letter]).await
     }
 
+    /// Its turn has come, and an operator wants it skipped.
+    async fn skip_turn(&self, delivery: Job, skip: Skip) -> Reply<Job> {
+        let written = self.write_skipped(&delivery, &skip).await;
+        let reply = match written {
+            Ok(()) => {
+                self.skipped(delivery);
+                Reply::Done
+            }
+            Err(_) => ask_again(delivery),
+        };
+        skip.answer(written);
+        reply
+    }
+
+    /// A head that an operator wants skipped is, before anything else is done with its lane. What
+    /// cannot be written down is not done.
+    async fn skip_first(&self, lane: &LaneId, mut jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        if self.shared.skips.is_empty() {
+            return jobs;
+        }
+        // Those behind it are not first any more: their wishes are dropped.
+        let wishes = jobs
+            .iter()
+            .map(|queued| self.shared.skips.take(&queued.job.identity));
+        let mut wishes: Vec<Option<Skip>> = wishes.collect();
+        let first = wishes.first_mut().and_then(Option::take);
+        let Some(skip) = first.filter(|_| !jobs[0].job.is_lost()) else {
+            return jobs;
+        };
+        let written = self.write_skipped(&jobs[0].job, &skip).await;
+        if written.is_ok() {
+            tracing::debug!(pool = &*self.name, ?lane, "skipped its head");
+            self.skipped(jobs.remove(0).job);
+        }
+        skip.answer(written);
+        jobs
+    }
+
+    /// The head becomes a dead letter, and who did it is in the audit log; where it came from the
+    /// store, its row goes with that.
+    async fn write_skipped(&self, head: &Delivery, skip: &Skip) -> Result<(), StoreError> {
+        let name = head.lane.name(&self.name);
+        let store = &self.shared.store;
+        let (reason, text) = ("skipped".to_owned(), skip.text.clone());
+        if let Some(row) = head.row() {
+            let known = || by_itself("dead-letter", &name, &head.identity, &text);
+            let audit = skip.audit.clone().unwrap_or_else(known);
+            let letter = Some((reason, text));
+            return store.remove_parked(name, vec![row], letter, audit).await;
+        }
+        if let Some(audit) = &skip.audit {
+            store.audit(audit.clone()).await?;
+        }
+        self.store_letter(head, &head.lane, &reason, &text).await
+    }
+
+    fn skipped(&self, delivery: Job) {
+        self.shared.note(&delivery, EventKind::Store, "dead-letter");
+        delivery.counters.skipped.one();
+        delivery.settle(Settlement::Ack);
+    }
+
     /// The store cannot take it: nothing is acked, the lane waits.
     fn hold_for_store(&self, mut delivery: Job, error: &StoreError) -> Reply<Job> {
-        self.shared
-            .health
-            .trouble(Trouble::Store, error.to_string());
+        let trouble = &self.shared.store_trouble;
+        trouble.fails(error);
+        let wait = || trouble.wait(&self.name);
+        delivery.waits_for_store.get_or_insert_with(wait);
+        delivery.waits_for(Wait::Store);
         let until = Instant::now() + store_back_off(delivery.waits);
         delivery.waits += 1;
         // It waits for the disk, and others need not wait for it.
@@ -1217,7 +1354,7 @@ impl Attempts {
     }
 
     /// Everything goes back to its source, head first (with `cascade = "batch"`, what came with
-    /// the head); what came from a store stays there.
+    /// those that want to); what came from a store stays there.
     pub(crate) async fn give_back(
         &self,
         lane: LaneId,
@@ -1225,15 +1362,19 @@ impl Attempts {
         over: bool,
     ) -> Vec<Queued<Job>> {
         let plan = current(&self.plan);
-        let head = &jobs[0].job;
-        let by_policy = head.fate == Fate::Return && !self.shared.cut.is_cancelled();
-        let only_batch = (by_policy && plan.cascade == Cascade::Batch).then_some(head.batch);
+        let returning = jobs.iter().filter(|queued| queued.job.fate == Fate::Return);
+        let batches: Vec<BatchId> = returning.map(|queued| queued.job.batch).collect();
+        let by_policy = !batches.is_empty() && !self.shared.cut.is_cancelled();
+        let only_batches = (by_policy && plan.cascade == Cascade::Batch).then_some(batches);
         let delay = if by_policy || over {
             plan.return_delay
         } else {
             Duration::ZERO
         };
-        let goes = |queued: &Queued<Job>| only_batch.is_none_or(|batch| queued.job.batch == batch);
+        let goes = |queued: &Queued<Job>| {
+            let only = only_batches.as_ref();
+            only.is_none_or(|batches| batches.contains(&queued.job.batch))
+        };
         let (back, keep): (Vec<_>, Vec<_>) = jobs.into_iter().partition(goes);
         if by_policy || over {
             let (head, many) = (&back[0].job.identity, back.len());
@@ -1258,6 +1399,7 @@ impl Attempts {
             self.shared.note(&delivery, EventKind::Return, "returned");
             delivery.counters.returned.one();
         }
+        tracing::debug!(identity = %delivery.identity, pool = &*self.name, ?delay, "goes back");
         delivery.settle(Settlement::Return { delay });
     }
 
@@ -1290,16 +1432,14 @@ impl Attempts {
             .begin(origin, Instant::now().into_std());
         call.map(Some).map_err(|_| ())
     }
+}
 
-    fn wait_for_breaker(&self, delivery: Job) -> Reply<Job> {
-        if self.breaker_allows(&delivery) {
-            return self.hold(delivery, Instant::now());
-        }
-        self.note_held(&delivery);
-        Reply::Hold {
-            job: delivery,
-            until: None,
-        }
+/// Others were quicker: its gate is asked again in a moment. Not "until released" from here: who
+/// would release it may look before its lane is held, and then nobody does.
+fn ask_again(delivery: Job) -> Reply<Job> {
+    Reply::Hold {
+        job: delivery,
+        until: Some(Instant::now() + TAKEN),
     }
 }
 

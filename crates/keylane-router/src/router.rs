@@ -14,7 +14,7 @@ use crate::consume::{self, Consumer};
 use crate::counters::{PoolGauges, Registry};
 use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
 use crate::feed::Feeders;
-use crate::health::{Health, Problem, Trouble};
+use crate::health::{Health, Problem};
 use crate::history::Recorder;
 use crate::lane::{LaneId, any_source};
 use crate::lease::{BootClock, LeaseClock};
@@ -24,8 +24,10 @@ use crate::plan::{
 };
 use crate::pool::{Ability, Pool, Shared};
 use crate::route::{DEFAULT, Routes};
+use crate::skips::Skips;
 use crate::source::{Features, Order, Source};
 use crate::store::{LaneName, Store, StoreError};
+use crate::store_trouble::StoreTrouble;
 use crate::waits::BreakerWaits;
 use crate::watch::{Alarm, Watchdog};
 use crate::workers::Workers;
@@ -335,6 +337,7 @@ impl Router {
         let now = tokio::time::Instant::now();
         let gauges = |pool: &Arc<Pool>| PoolGauges {
             stalled: pool.stalled_runs(after, now).len(),
+            waits_for_store: self.inner.shared.store_trouble.waiting_in(&pool.name),
             ..pool.gauges()
         };
         self.inner.routes.pools().iter().map(gauges).collect()
@@ -576,10 +579,11 @@ impl Inner {
             breakers: Breakers::new(breaker, move |change| told.on_change(change)),
             waits,
             health: health.clone(),
+            store_trouble: StoreTrouble::new(health.clone()),
             cut: CancellationToken::new(),
             sources: RwLock::default(),
             router: std::sync::OnceLock::new(),
-            skips: Mutex::default(),
+            skips: Skips::default(),
             audit: Audit::default(),
             history,
         });
@@ -691,7 +695,7 @@ impl Inner {
                     self.feed(&lane);
                 }
             }
-            Err(error) => self.health.trouble(Trouble::Store, error.to_string()),
+            Err(error) => self.shared.store_trouble.fails(&error),
         }
     }
 

@@ -9,10 +9,9 @@ use keylane::Queued;
 use tokio::time::Instant;
 
 use crate::counters::Counters;
-use crate::delivery::{Delivery, Fate, Lender, Settlement};
+use crate::delivery::{Delivery, Fate, Lender, Settlement, Wait};
 use crate::fault;
 use crate::feed::Fed;
-use crate::health::Trouble;
 use crate::history::EventKind;
 use crate::lane::LaneId;
 use crate::pool::{Attempts, Job, by_itself, store_back_off};
@@ -164,10 +163,16 @@ impl Attempts {
         let Some(head) = jobs.first() else {
             return jobs;
         };
-        // With several under way at once it need not be the head that wants to go back.
+        // With several under way at once it need not be the head that wants to go.
         let returns = jobs.iter().any(|queued| queued.job.fate == Fate::Return);
+        let parks = jobs.iter().find_map(|queued| match &queued.job.fate {
+            Fate::Park { reason } => Some(reason.clone()),
+            _ => None,
+        });
+        if let Some(reason) = parks {
+            return self.park(lane, reason, jobs).await;
+        }
         match (head.job.fate.clone(), over) {
-            (Fate::Park { reason }, _) => self.park(lane, reason, jobs).await,
             _ if returns => self.give_back(lane, jobs, false).await,
             (_, Some(Over::Spill(reason))) => self.spill(lane, reason, jobs, running).await,
             (_, Some(Over::Unload)) => self.unload(lane, jobs, running).await,
@@ -191,7 +196,7 @@ impl Attempts {
     async fn park(&self, lane: LaneId, reason: String, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         match self.store_key(&lane, &reason, &jobs).await {
             Ok(()) => {
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 for queued in jobs {
                     self.stored(queued.job, "parked");
                 }
@@ -243,7 +248,7 @@ impl Attempts {
         match self.shared.store.park_behind(name, fresh).await {
             Ok(behind) => {
                 fault::point("behind:stored");
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 self.keep_some(&lane, jobs, behind.then_some("parked"))
             }
             Err(error) => self.keep_until_stored(lane, jobs, &error).await,
@@ -261,6 +266,7 @@ impl Attempts {
         let fed = self.is_fed(lane) && !self.is_draining();
         let mut keep = Vec::new();
         for mut queued in jobs {
+            queued.job.waits_for_store = None;
             match (queued.job.is_stored(), stored) {
                 (true, _) if fed => keep.push(still_held(queued)),
                 (true, _) => self.stored(queued.job, ""),
@@ -333,7 +339,7 @@ impl Attempts {
             }
         };
         fault::point("spill:stored");
-        self.shared.health.well(Trouble::Store);
+        self.shared.store_trouble.works();
         let feeder = self.shared.feeder(&name);
         let mut rows = rows.into_iter();
         for (lent, mut lender) in heads {
@@ -403,9 +409,8 @@ impl Attempts {
         mut jobs: Vec<Queued<Job>>,
         error: &StoreError,
     ) -> Vec<Queued<Job>> {
-        self.shared
-            .health
-            .trouble(Trouble::Store, error.to_string());
+        let trouble = &self.shared.store_trouble;
+        trouble.fails(error);
         if self.is_draining() {
             return match self.may_go_back(&lane, &jobs) {
                 true => self.give_back(lane, jobs, false).await,
@@ -416,10 +421,12 @@ impl Attempts {
         *lock(&self.overflowing.store_out) = Some(now + STORE_OUT);
         // After that its head is tried, and if it is still over, so is the store.
         let head = &mut jobs[0].job;
+        head.waits_for(Wait::Store);
         let until = now + store_back_off(head.waits);
         head.held_until = head.held_until.max(Some(until));
         head.waits += 1;
-        head.waits_for_store = true;
+        head.waits_for_store
+            .get_or_insert_with(|| trouble.wait(&self.name));
         jobs.into_iter().map(still_held).collect()
     }
 

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use crate::message::Identity;
 use crate::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, ParkedLane, ParkedRow, Stay, Store,
-    StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, ParkedLane, ParkedRow,
+    Stay, Store, StoreError, Stored,
 };
 
 /// Keeps everything in memory and forgets it with the last clone.
@@ -129,6 +129,8 @@ impl Store for MemoryStore {
         let mut shelf = self.lock();
         let attempts = shelf.attempts.entry(identity.clone()).or_default();
         attempts.push(attempt);
+        let old = attempts.len().saturating_sub(KEPT_ATTEMPTS);
+        attempts.drain(..old);
         let stay = shelf.stays.entry(identity.clone()).or_default();
         stay.failed += 1;
         at_once(*stay)
@@ -232,6 +234,21 @@ impl Store for MemoryStore {
             rows.map(row).collect()
         });
         at_once(rows.unwrap_or_default())
+    }
+
+    fn parked_names(
+        &self,
+        lane: LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Durable<Vec<(u64, Identity)>> {
+        let shelf = self.lock();
+        let names = shelf.parked.get(&lane).map(|parked| {
+            let rows = parked.rows.range(after.saturating_add(1)..).take(limit);
+            let name = |(row, message): (&u64, &Stored)| (*row, message.identity.clone());
+            rows.map(name).collect()
+        });
+        at_once(names.unwrap_or_default())
     }
 
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>> {

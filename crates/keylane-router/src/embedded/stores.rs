@@ -20,8 +20,8 @@ use super::source::delete_rows;
 use super::writer::{Failure, Tx};
 use crate::message::{BrokerId, Identity, Key};
 use crate::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, ParkedLane, ParkedRow, Stay, Store,
-    StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, ParkedLane, ParkedRow,
+    Stay, Store, StoreError, Stored,
 };
 
 /// What a stored message is counted with beside its body and headers.
@@ -389,6 +389,26 @@ impl Store for EmbeddedStore {
             let rows =
                 select.query_map((n, after as i64, limit as i64), |row| parked_at(row, &lane))?;
             rows.collect()
+        })
+    }
+
+    fn parked_names(
+        &self,
+        lane: LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Durable<Vec<(u64, Identity)>> {
+        self.read(move |connection| {
+            let Some(n) = find_parked_lane(connection, &lane)? else {
+                return Ok(Vec::new());
+            };
+            let mut select = connection.prepare_cached(
+                "SELECT row, source, id FROM parked WHERE lane = ? AND row > ? ORDER BY row LIMIT ?",
+            )?;
+            let names = select.query_map((n, after as i64, limit as i64), |row| {
+                Ok((row.get::<_, i64>(0)? as u64, identity_at(row, 1)?))
+            })?;
+            names.collect()
         })
     }
 
@@ -799,6 +819,16 @@ fn insert_attempt(
         &attempt.class,
         &attempt.text,
         &attempt.answer,
+    ))?;
+    // A head may be tried for ever.
+    sql.prepare_cached(
+        "DELETE FROM attempts WHERE source = ?1 AND id = ?2 AND n <=
+         (SELECT n FROM attempts WHERE source = ?1 AND id = ?2 ORDER BY n DESC LIMIT 1 OFFSET ?3)",
+    )?
+    .execute((
+        &*identity.source,
+        IdColumn(&identity.id),
+        KEPT_ATTEMPTS as i64,
     ))
     .map(drop)
 }

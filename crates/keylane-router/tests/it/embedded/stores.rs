@@ -228,6 +228,31 @@ async fn attempts_and_rounds_are_counted_and_survive_a_restart() {
 }
 
 #[tokio::test]
+async fn of_many_attempts_the_last_are_kept_and_all_are_counted() {
+    let bed = Bed::new();
+    let store = bed.db.store();
+    let (message, other) = (foreign("s", "1", "a"), foreign("s", "2", "a"));
+    let mut stay = Stay::default();
+    store
+        .failed_attempt(&other.identity, attempt(7))
+        .await
+        .expect("written");
+    for n in 1..=50 {
+        let written = store.failed_attempt(&message.identity, attempt(n)).await;
+        stay = written.expect("written");
+    }
+    assert_eq!(stay.failed, 50);
+    store
+        .dead_letter(vec![letter(message), letter(other)])
+        .await
+        .expect("stored");
+    let letters = store.dead_letters(0, 10).await.expect("reads");
+    let last: Vec<FailedAttempt> = (31..=50).map(attempt).collect();
+    assert_eq!(letters[0].attempts, last);
+    assert_eq!(letters[1].attempts, [attempt(7)]);
+}
+
+#[tokio::test]
 async fn attempts_of_messages_that_are_gone_are_forgotten_when_their_source_opens() {
     let bed = Bed::new();
     let mut source = bed.source("q").await;

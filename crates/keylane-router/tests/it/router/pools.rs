@@ -400,7 +400,7 @@ async fn fc_10_a_removed_pool_gives_back_what_it_cannot_finish_in_time() {
 
 #[tokio::test]
 async fn fc_10_with_drain_finish_a_removed_pool_takes_as_long_as_it_takes_and_says_what_it_has() {
-    let (log, _here) = Log::from_level(tracing::Level::INFO);
+    let (log, _here) = Log::start_at(tracing::Level::INFO);
     let mut plan = quick_plan();
     let mut mail = plan.pools["default"].clone();
     mail.drain = None;

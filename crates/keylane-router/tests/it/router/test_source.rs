@@ -36,6 +36,8 @@ pub(crate) struct Receipt(pub(crate) u64, pub(crate) u64);
 pub(crate) struct TestSettler {
     settled: Arc<Mutex<Vec<Settled>>>,
     changed: Arc<watch::Sender<usize>>,
+    /// How long each that was given back is to stay away.
+    pub(crate) delays: Arc<Mutex<Vec<Duration>>>,
     /// How many of the next acks fail.
     pub(crate) failing_acks: Arc<AtomicU64>,
     /// The acks of these never succeed.
@@ -78,6 +80,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
     let (sender, batches) = mpsc::unbounded_channel();
     let settler = TestSettler {
         settled: Arc::default(),
+        delays: Arc::default(),
         changed: Arc::new(watch::channel(0).0),
         failing_acks: Arc::default(),
         never_acked: Arc::default(),
@@ -294,8 +297,11 @@ impl Settler for TestSettler {
     async fn give_back(
         &self,
         receipts: Vec<Receipt>,
-        _delay: Duration,
+        delay: Duration,
     ) -> Vec<Result<(), SettleError>> {
+        let mut delays = self.delays.lock().unwrap();
+        delays.extend(receipts.iter().map(|_| delay));
+        drop(delays);
         let give = |Receipt(id, delivery)| {
             self.note(Settled::Returned(id, delivery));
             Ok(())
