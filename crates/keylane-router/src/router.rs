@@ -14,7 +14,7 @@ use crate::consume::{self, Consumer};
 use crate::counters::{PoolGauges, Registry};
 use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
 use crate::feed::Feeders;
-use crate::health::{Health, Problem};
+use crate::health::{Health, Problem, Trouble};
 use crate::history::Recorder;
 use crate::lane::{LaneId, any_source};
 use crate::lease::{BootClock, LeaseClock};

@@ -447,6 +447,8 @@ impl Attempts {
     async fn store_for_good(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         let name = lane.name(&self.name);
         let reason = "its pool was removed";
+        let trouble = &self.shared.store_trouble;
+        let mut waits = None;
         loop {
             let fresh = self.fresh(&name, &jobs);
             let stored = self
@@ -455,12 +457,13 @@ impl Attempts {
                 .spill(name.clone(), reason.to_owned(), fresh);
             match stored.await {
                 Ok(_) => {
-                    self.shared.health.well(Trouble::Store);
+                    drop(waits);
+                    trouble.works();
                     return self.keep_some(&lane, jobs, Some("spilled"));
                 }
                 Err(error) => {
-                    let health = &self.shared.health;
-                    health.trouble(Trouble::Store, error.to_string());
+                    trouble.fails(&error);
+                    waits.get_or_insert_with(|| trouble.wait(&self.name));
                 }
             }
             tokio::time::sleep(STORE_OUT).await;
