@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use keylane_router::counters::PoolGauges;
 use keylane_router::dispatch::handler_fn;
 use keylane_router::embedded::{Db, NewMessage};
 use keylane_router::outcome::{Outcome, Reason};
@@ -419,7 +420,12 @@ async fn fc_10_with_drain_finish_a_removed_pool_takes_as_long_as_it_takes_and_sa
     let messages = (1..=3).map(|n| message_in("mail", &url, "k", n)).collect();
     top.db.publish("default", messages, true).await.unwrap();
     let mail = top.router.counters().of(&"default".into(), &"mail".into());
-    until("its head waits", || mail.attempts_not_yet.get() == 1).await;
+    until("its head waits", || {
+        let pools = top.router.pools();
+        let waits = |p: &PoolGauges| &*p.pool == "mail" && (p.queued, p.in_flight) == (3, 0);
+        mail.attempts_not_yet.get() == 1 && pools.iter().any(waits)
+    })
+    .await;
     plan.pools.remove("mail");
     top.router.reload(plan).await.unwrap();
     until("it says so", || {
