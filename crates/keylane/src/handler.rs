@@ -389,6 +389,10 @@ where
         true
     }
 
+    fn stops_by_itself(&self, _: &RunJob<J>, _: Stop) -> bool {
+        false
+    }
+
     fn abandon(&self, run: RunJob<J>, _: Stop) -> Option<String> {
         contain(|| drop(run)).err()
     }

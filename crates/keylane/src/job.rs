@@ -24,6 +24,10 @@ pub(crate) trait Job: Send + 'static {
     fn is_new(&self) -> bool;
     /// Runs it; panics are contained. The result stays inside until `publish`.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran>;
+    /// Asks it to stop where somebody else is in the middle of it; `false` when nobody is.
+    fn stops_by_itself(&self, _: Why) -> bool {
+        false
+    }
     /// It is stopped before its end.
     fn stop(self: Pin<&mut Self>, why: Why) -> Ran;
     /// Its permits are free: its result may be seen.
@@ -512,6 +516,12 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         true
     }
 
+    /// Lets the caller begin no more polls; `true` when it is in the middle of one: the task is over
+    /// when that is.
+    fn stop_caller(&self, why: Why) -> bool {
+        self.ask_to_stop(why) && self.is_polled()
+    }
+
     pub(crate) fn set_deadline(&self, timer: AbortHandle) {
         let mut state = lock(&self.state);
         if state.is_ended() {
@@ -783,6 +793,10 @@ where
         };
         self.cell.set_status(status);
         Poll::Ready(ran)
+    }
+
+    fn stops_by_itself(&self, why: Why) -> bool {
+        self.cell.stop_caller(why)
     }
 
     fn stop(self: Pin<&mut Self>, why: Why) -> Ran {

@@ -64,6 +64,9 @@ pub(crate) trait Work<K>:
     fn fetch(&self, job: &Self::Job);
     /// Whether dropping the job's run really stops it.
     fn abortable(&self, job: &Self::Job) -> bool;
+    /// Asks a run to stop that cannot be cut off at this moment, because somebody else is in the
+    /// middle of it; `false` when nobody is.
+    fn stops_by_itself(&self, run: &Self::Run, stop: Stop) -> bool;
     /// The run is cut off before its end.
     fn abandon(&self, run: Self::Run, stop: Stop) -> Self::After;
     /// The permit is free: results may be seen now.
@@ -904,6 +907,7 @@ where
             let driven = Driven {
                 shell: shell.clone(),
                 run: Some((run, ticket)),
+                stopping: false,
             };
             let handle = shell.spawner.spawn(driven.drive());
             if abortable {
@@ -1248,6 +1252,8 @@ where
 {
     shell: Arc<Shell<K, W>>,
     run: Option<(W::Run, Ticket)>,
+    /// It was stopped and is only seen to its end: dropped once more, the runtime goes.
+    stopping: bool,
 }
 
 impl<K, W> Driven<K, W>
@@ -1296,11 +1302,16 @@ where
     W: Work<K>,
 {
     fn drop(&mut self) {
-        if let Some((run, ticket)) = self.run.take() {
-            let stop = lock(&self.shell.state.0).stop_of(&ticket);
-            let after = self.shell.work.abandon(run, stop);
-            self.shell.end_one((ticket, Ended::Done(after)));
+        let Some((run, ticket)) = self.run.take() else {
+            return;
+        };
+        let stop = lock(&self.shell.state.0).stop_of(&ticket);
+        if !self.stopping && self.shell.work.stops_by_itself(&run, stop) {
+            self.shell.see_to_its_end(run, ticket);
+            return;
         }
+        let after = self.shell.work.abandon(run, stop);
+        self.shell.end_one((ticket, Ended::Done(after)));
     }
 }
 
@@ -1309,6 +1320,20 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
+    /// A run was stopped that somebody else is in the middle of: its permit is free when that is
+    /// over.
+    fn see_to_its_end(&self, run: W::Run, ticket: Ticket) {
+        let Some(shell) = self.me.upgrade() else {
+            return;
+        };
+        let driven = Driven {
+            shell,
+            run: Some((run, ticket)),
+            stopping: true,
+        };
+        self.spawner.spawn(driven.drive());
+    }
+
     /// Reports one end and leaves the rest to the runners.
     fn end_one(&self, ended: EndedRun<W>) {
         let mut state = lock(&self.state.0);

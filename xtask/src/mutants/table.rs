@@ -817,6 +817,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SHUTTLE,
     },
     Mutation {
+        name: "caller-is-cut-off-in-the-middle-of-a-poll",
+        invariant: "L3",
+        file: SHELL,
+        find: "        if !self.stopping && self.shell.work.stops_by_itself(&run, stop) {",
+        replace: "        if false && self.shell.work.stops_by_itself(&run, stop) {",
+        test: SHUTTLE,
+    },
+    Mutation {
         name: "cancel-before-the-first-poll-is-lost",
         invariant: "L4",
         file: JOB,
