@@ -448,7 +448,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         };
         let rejection = Rejection {
             key: cell.key.clone(),
-            id: cell.id.clone(),
+            id: cell.id().cloned(),
             reason: reason.clone(),
         };
         contain(|| handler(&rejection))
@@ -464,7 +464,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     ) -> TaskHandle<K, Tk::Output> {
         match policy {
             Policy::Abort => {
-                let id = cell.id.clone();
+                let id = cell.id().cloned();
                 ended(&cell, job, Status::Failed(TaskError::NoRoom { id, reason }))
             }
             Policy::Discard => ended(&cell, job, Status::Rejected(reason)),

@@ -84,12 +84,12 @@ where
 
     /// The id it was given, if any.
     pub fn id(&self) -> Option<&str> {
-        self.cell.id.as_deref()
+        self.cell.id().map(|id| &**id)
     }
 
     /// Whether the result is there.
     pub fn is_done(&self) -> bool {
-        self.cell.is_ended()
+        self.cell.is_seen()
     }
 
     /// Cancels the task: waiting, it leaves its lane at once; running, it is stopped at its next
@@ -168,8 +168,10 @@ where
     /// # Panics
     /// When polled again after the result was taken.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let polled = self.cell.poll_result(cx, |status| {
-            status.take().expect("polled after its result was taken")
+        let polled = self.cell.poll_result(cx, |outcome| {
+            let outcome = outcome.take();
+            let outcome = outcome.expect("polled after its result was taken");
+            outcome.into_status()
         });
         self.taken = polled.is_ready();
         polled
@@ -231,9 +233,10 @@ where
     type Output = TaskResult<K, T>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.handle
-            .cell
-            .poll_result(cx, |status| status.clone().expect("the result is there"))
+        self.handle.cell.poll_result(cx, |outcome| {
+            let outcome = outcome.as_ref();
+            outcome.expect("the result is there").to_status()
+        })
     }
 }
 

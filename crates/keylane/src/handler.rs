@@ -388,8 +388,14 @@ where
         }
     }
 
+    fn fetch(&self, _: &J) {}
+
     fn abortable(&self, _: &J) -> bool {
         true
+    }
+
+    fn stops_by_itself(&self, _: &RunJob<J>, _: Stop) -> bool {
+        false
     }
 
     fn abandon(&self, run: RunJob<J>, _: Stop) -> Option<String> {

@@ -13,15 +13,21 @@ use pin_project_lite::pin_project;
 use crate::lanes::Time;
 use crate::listener::{Common, TaskInfo};
 use crate::result::{Kind, Reason, Status, TaskResult, Why};
-use crate::rt::{AbortHandle, AtomicBool, Mutex, MutexGuard, contain, lock};
+use crate::rt::{AbortHandle, AtomicU64, Mutex, MutexGuard, contain, lock};
 use crate::shell::Shell;
 use crate::task::{Task, TaskError, Verdict};
 use crate::tasks::{Lane, Tasks};
 
 /// A task in a lane, whatever its type.
 pub(crate) trait Job: Send + 'static {
+    /// Whether it never ran and may still do so.
+    fn is_new(&self) -> bool;
     /// Runs it; panics are contained. The result stays inside until `publish`.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran>;
+    /// Asks it to stop where somebody else is in the middle of it; `false` when nobody is.
+    fn stops_by_itself(&self, _: Why) -> bool {
+        false
+    }
     /// It is stopped before its end.
     fn stop(self: Pin<&mut Self>, why: Why) -> Ran;
     /// Its permits are free: its result may be seen.
@@ -71,6 +77,10 @@ pin_project! {
 }
 
 impl<Tk: Task> Job for Posted<Tk> {
+    fn is_new(&self) -> bool {
+        self.task.is_some()
+    }
+
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
         let task = self.as_mut().project().task.as_pin_mut();
         let task = task.expect("polled until it is ready");
@@ -102,37 +112,112 @@ impl<Tk: Task> Job for Posted<Tk> {
 }
 
 /// Where a task's result is left, and by which it is cancelled. There is one for every task with
-/// a handle, so it is small: what few tasks have is apart.
+/// a handle, so it is small: with a key of two words and a result of none it is what the allocator
+/// of most systems still calls small, 120 bytes with its counts. What few tasks have is apart.
 pub(crate) struct Cell<K, T> {
     pub(crate) key: Option<K>,
-    pub(crate) id: Option<Arc<str>>,
-    submitted: Time,
+    id: Option<Box<Arc<str>>>,
+    submitted: Submitted,
     pub(crate) shell: TaskShell<K>,
-    /// Whether it was asked to stop; why is in the state.
-    asked: AtomicBool,
     state: Mutex<CellState<T>>,
 }
 
 pub(crate) type TaskShell<K> = Arc<Shell<Lane<K>, Tasks<K>>>;
 
+/// When a task was submitted, and whether it was asked to stop; why is in the state.
+struct Submitted(AtomicU64);
+
+impl Submitted {
+    const ASKED: u64 = 1 << 63;
+
+    fn new(at: Time) -> Self {
+        Self(AtomicU64::new(at.0.min(Self::ASKED - 1)))
+    }
+
+    fn at(&self) -> Time {
+        Time(self.0.load(Ordering::Relaxed) & !Self::ASKED)
+    }
+
+    fn ask(&self) {
+        self.0.fetch_or(Self::ASKED, Ordering::Release);
+    }
+
+    fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Acquire) & Self::ASKED != 0
+    }
+}
+
 struct CellState<T> {
-    started: Option<Time>,
-    ended_at: Time,
-    cancel: Option<Why>,
-    /// Somebody ends it: nobody else may.
-    ended: bool,
-    /// Its result can be seen; no status after that means that it was taken.
-    published: bool,
-    status: Option<Status<T>>,
-    /// Polls the running task.
-    driver: Option<Waker>,
+    /// When it started, or [`NEVER`].
+    started: Time,
+    stage: CellStage<T>,
     /// Waits for the result.
     waiter: Option<Waker>,
     rare: Option<Box<Rare<T>>>,
 }
 
+const NEVER: Time = Time(u64::MAX);
+
+enum CellStage<T> {
+    /// It waits, or runs: then this polls it.
+    Open(Option<Waker>),
+    /// It has a result since then, which cannot be seen yet.
+    Ended(Time, Outcome<T>),
+    /// The listener is told of its result.
+    Told,
+    /// Its result can be seen; none means that it was taken.
+    Seen(Time, Option<Outcome<T>>),
+    /// There will be no result.
+    Forgotten,
+}
+
+/// A status where it is kept: nearly all are of one kind, and the others are large.
+pub(crate) enum Outcome<T> {
+    Done(T),
+    Other(Box<Status<T>>),
+}
+
+impl<T> From<Status<T>> for Outcome<T> {
+    fn from(status: Status<T>) -> Self {
+        match status {
+            Status::Done(value) => Self::Done(value),
+            other => Self::Other(Box::new(other)),
+        }
+    }
+}
+
+impl<T> Outcome<T> {
+    pub(crate) fn into_status(self) -> Status<T> {
+        match self {
+            Self::Done(value) => Status::Done(value),
+            Self::Other(status) => *status,
+        }
+    }
+
+    pub(crate) fn to_status(&self) -> Status<T>
+    where
+        T: Clone,
+    {
+        match self {
+            Self::Done(value) => Status::Done(value.clone()),
+            Self::Other(status) => Status::clone(status),
+        }
+    }
+
+    /// The kind by which it is counted.
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Done(_) => Kind::Done,
+            Self::Other(status) if status.refusal().is_some() => Kind::Rejected,
+            Self::Other(status) => status.kind(),
+        }
+    }
+}
+
 /// What few tasks have.
 struct Rare<T> {
+    /// Why it was asked to stop.
+    cancel: Option<Why>,
     /// More who wait for the result.
     waiting: Vec<Waker>,
     /// Ends it when its deadline passes.
@@ -144,6 +229,7 @@ struct Rare<T> {
 impl<T> Default for Rare<T> {
     fn default() -> Self {
         Self {
+            cancel: None,
             waiting: Vec::new(),
             deadline: None,
             caller: Caller::No,
@@ -154,15 +240,44 @@ impl<T> Default for Rare<T> {
 impl<T> CellState<T> {
     fn new() -> Self {
         Self {
-            started: None,
-            ended_at: Time(0),
-            cancel: None,
-            ended: false,
-            published: false,
-            status: None,
-            driver: None,
+            started: NEVER,
+            stage: CellStage::Open(None),
             waiter: None,
             rare: None,
+        }
+    }
+
+    fn started(&self) -> Option<Time> {
+        (self.started != NEVER).then_some(self.started)
+    }
+
+    /// Somebody ends it, or has: nobody else may.
+    fn is_ended(&self) -> bool {
+        !matches!(self.stage, CellStage::Open(_) | CellStage::Ended(..))
+    }
+
+    fn cancel(&self) -> Option<Why> {
+        self.rare.as_ref().and_then(|rare| rare.cancel)
+    }
+
+    fn end(&mut self, at: Time, status: Status<T>) {
+        if !self.is_ended() {
+            self.stage = CellStage::Ended(at, status.into());
+        }
+    }
+
+    fn set_driver(&mut self, waker: &Waker) {
+        if let CellStage::Open(driver) = &mut self.stage
+            && !driver.as_ref().is_some_and(|old| old.will_wake(waker))
+        {
+            *driver = Some(waker.clone());
+        }
+    }
+
+    fn take_driver(&mut self) -> Option<Waker> {
+        match &mut self.stage {
+            CellStage::Open(driver) => driver.take(),
+            _ => None,
         }
     }
 
@@ -220,10 +335,9 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     pub(crate) fn new(key: Option<K>, id: Option<Arc<str>>, shell: TaskShell<K>) -> Arc<Self> {
         let cell = Self {
             key,
-            id,
-            submitted: shell.now(),
+            id: id.map(Box::new),
+            submitted: Submitted::new(shell.now()),
             shell,
-            asked: AtomicBool::new(false),
             state: Mutex::new(CellState::new()),
         };
         cell.tell(|listener, task| listener.submitted(task));
@@ -235,11 +349,14 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         Arc::new(Self {
             key: self.key.clone(),
             id: self.id.clone(),
-            submitted: self.submitted,
+            submitted: Submitted::new(self.submitted.at()),
             shell: self.shell.clone(),
-            asked: AtomicBool::new(false),
             state: Mutex::new(CellState::new()),
         })
+    }
+
+    pub(crate) fn id(&self) -> Option<&Arc<str>> {
+        self.id.as_deref()
     }
 
     fn common(&self) -> &Common<K> {
@@ -250,7 +367,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         self.common().tell(|listener| {
             let info = TaskInfo {
                 key: self.key.clone(),
-                id: self.id.clone(),
+                id: self.id().cloned(),
             };
             event(listener, &info);
         });
@@ -260,18 +377,12 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     fn before_poll(&self, cx: &Context<'_>) -> Option<Why> {
         let (first, cancel) = {
             let mut state = lock(&self.state);
-            let first = state.started.is_none();
+            let first = state.started == NEVER;
             if first {
-                state.started = Some(self.shell.now());
+                state.started = self.shell.now();
             }
-            if !state
-                .driver
-                .as_ref()
-                .is_some_and(|old| old.will_wake(cx.waker()))
-            {
-                state.driver = Some(cx.waker().clone());
-            }
-            (first, state.cancel)
+            state.set_driver(cx.waker());
+            (first, state.cancel())
         };
         if first {
             self.tell_start();
@@ -281,7 +392,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
 
     fn tell_start(&self) {
         if self.common().listener.is_some() {
-            let waited = self.shell.now().since(self.submitted);
+            let waited = self.shell.now().since(self.submitted.at());
             self.tell(|listener, task| listener.started(task, waited));
         }
     }
@@ -290,65 +401,56 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     fn ended_at_once(&self, began: Time, status: Status<T>) {
         let ended_at = self.shell.now();
         let mut state = lock(&self.state);
-        state.started = Some(began);
-        state.ended_at = ended_at;
-        state.status = Some(status);
+        state.started = began;
+        state.end(ended_at, status);
     }
 
     /// The task began then and goes on; `Some` if it is to stop.
     fn goes_on(&self, began: Time, cx: &Context<'_>) -> Option<Why> {
         let mut state = lock(&self.state);
-        state.started = Some(began);
-        state.driver = Some(cx.waker().clone());
-        state.cancel
+        state.started = began;
+        state.set_driver(cx.waker());
+        state.cancel()
     }
 
     /// The task has this result, to be seen once its permits are free.
     fn set_status(&self, status: Status<T>) {
         let ended_at = self.shell.now();
-        let mut state = lock(&self.state);
-        state.ended_at = ended_at;
-        state.status = Some(status);
+        lock(&self.state).end(ended_at, status);
     }
 
     /// The permits are free: the result can be seen.
     fn publish(&self) {
-        let state = lock(&self.state);
-        if state.status.is_some() && !state.ended {
-            self.finish(state);
-        }
+        self.finish(lock(&self.state));
     }
 
     /// The result is this, and can be seen.
     pub(crate) fn complete(&self, status: Status<T>) {
         let mut state = lock(&self.state);
-        if !state.ended {
-            state.ended_at = self.shell.now();
-            state.status = Some(status);
+        if !state.is_ended() {
+            state.end(self.shell.now(), status);
             self.finish(state);
         }
     }
 
     /// Tells whoever wants to know of the result, once.
     fn finish<'a>(&'a self, mut state: MutexGuard<'a, CellState<T>>) {
-        state.ended = true;
-        let status = state.status.as_ref().expect("whoever ends it says how");
-        self.common().count(match status.refusal() {
-            Some(_) => Kind::Rejected,
-            None => status.kind(),
-        });
-        if self.common().listener.is_some() {
-            let ran = state
-                .ended_at
-                .since(state.started.unwrap_or(state.ended_at));
-            let status = state.status.take().expect("it was there just now");
-            drop(state);
-            self.tell_end(&status, ran);
-            state = lock(&self.state);
-            state.status = Some(status);
+        if !matches!(state.stage, CellStage::Ended(..)) {
+            return;
         }
-        state.published = true;
-        state.driver = None;
+        let CellStage::Ended(at, mut outcome) =
+            std::mem::replace(&mut state.stage, CellStage::Told)
+        else {
+            unreachable!("it had ended just now");
+        };
+        self.common().count(outcome.kind());
+        if self.common().listener.is_some() {
+            let ran = at.since(state.started().unwrap_or(at));
+            drop(state);
+            outcome = self.tell_end(outcome, ran);
+            state = lock(&self.state);
+        }
+        state.stage = CellStage::Seen(at, Some(outcome));
         let deadline = state.rare.as_mut().and_then(|rare| rare.deadline.take());
         let waiting = state.take_waiting();
         drop(state);
@@ -363,48 +465,50 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         let instant = |time| self.shell.instant_of(time).into_std();
         TaskResult {
             key: self.key.clone(),
-            id: self.id.clone(),
+            id: self.id().cloned(),
             status,
             started: started.map(instant),
             ended: instant(ended),
-            waited: begun.since(self.submitted),
+            waited: begun.since(self.submitted.at()),
             ran: ended.since(begun),
         }
     }
 
-    fn tell_end(&self, status: &Status<T>, ran: Duration) {
-        self.tell(|listener, task| match (status, status.refusal()) {
+    fn tell_end(&self, outcome: Outcome<T>, ran: Duration) -> Outcome<T> {
+        let status = outcome.into_status();
+        self.tell(|listener, task| match (&status, status.refusal()) {
             (_, Some(reason)) => listener.rejected(task, reason),
             (Status::Cancelled(why), _) => listener.cancelled(task, *why),
             (ended, _) => listener.completed(task, ended.kind(), ran),
         });
+        status.into()
     }
 
     /// A result for somebody who does not want to wait longer.
     pub(crate) fn waited_long_enough(&self) -> TaskResult<K, T> {
-        let started = lock(&self.state).started;
+        let started = lock(&self.state).started();
         let status = Status::Cancelled(Why::WaitedLongEnough);
         self.result(status, started, self.shell.now())
     }
 
     /// The task goes back to its submitter: there will be no result.
     pub(crate) fn forget(&self) {
-        lock(&self.state).ended = true;
+        lock(&self.state).stage = CellStage::Forgotten;
     }
 
-    pub(crate) fn is_ended(&self) -> bool {
-        lock(&self.state).published
+    pub(crate) fn is_seen(&self) -> bool {
+        matches!(lock(&self.state).stage, CellStage::Seen(..))
     }
 
     /// Asks a running task to stop; `false` if it has ended.
     pub(crate) fn ask_to_stop(&self, why: Why) -> bool {
         let mut state = lock(&self.state);
-        if state.ended {
+        if state.is_ended() {
             return false;
         }
-        state.cancel.get_or_insert(why);
-        self.asked.store(true, Ordering::Release);
-        let driver = state.driver.take();
+        state.rare().cancel.get_or_insert(why);
+        self.submitted.ask();
+        let driver = state.take_driver();
         drop(state);
         if let Some(driver) = driver {
             driver.wake();
@@ -412,9 +516,15 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         true
     }
 
+    /// Lets the caller begin no more polls; `true` when it is in the middle of one: the task is over
+    /// when that is.
+    fn stop_caller(&self, why: Why) -> bool {
+        self.ask_to_stop(why) && self.is_polled()
+    }
+
     pub(crate) fn set_deadline(&self, timer: AbortHandle) {
         let mut state = lock(&self.state);
-        if state.ended {
+        if state.is_ended() {
             drop(state);
             timer.abort();
         } else {
@@ -429,7 +539,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     /// Whether the task needs its handle to run.
     pub(crate) fn needs_caller(&self) -> bool {
         let state = lock(&self.state);
-        !state.ended && !matches!(state.caller(), Caller::No | Caller::Ran(_))
+        !state.is_ended() && !matches!(state.caller(), Caller::No | Caller::Ran(_))
     }
 
     /// Waits for the result; runs the task meanwhile if that is the caller's part.
@@ -440,9 +550,9 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     ) -> Poll<TaskResult<K, T>> {
         {
             let mut state = lock(&self.state);
-            if state.published {
-                let status = keep(&mut state.status);
-                let (started, ended) = (state.started, state.ended_at);
+            let started = state.started();
+            if let CellStage::Seen(ended, outcome) = &mut state.stage {
+                let (ended, status) = (*ended, keep(outcome));
                 drop(state);
                 return Poll::Ready(self.result(status, started, ended));
             }
@@ -456,7 +566,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     fn poll_as_caller(&self, cx: &mut Context<'_>) {
         let mut run = {
             let mut state = lock(&self.state);
-            if state.cancel.is_some() || !matches!(state.caller(), Caller::Turn(_)) {
+            if state.cancel().is_some() || !matches!(state.caller(), Caller::Turn(_)) {
                 return;
             }
             let Caller::Turn(run) = state.set_caller(Caller::Polled) else {
@@ -477,7 +587,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
             Ok(Poll::Ready(verdict)) => Caller::Ran(Ok(verdict)),
             Err(message) => Caller::Ran(Err(message)),
         });
-        let driver = state.driver.take();
+        let driver = state.take_driver();
         drop(state);
         // It looks whether the task has ended, or is to stop now that nobody polls it.
         if let Some(driver) = driver {
@@ -513,7 +623,7 @@ impl<K: Clone + 'static, T> Cell<K, T> {
 }
 
 /// Takes or clones a result that is there.
-pub(crate) type Keep<T> = fn(&mut Option<Status<T>>) -> Status<T>;
+pub(crate) type Keep<T> = fn(&mut Option<Outcome<T>>) -> Status<T>;
 
 pin_project! {
     /// A task whose result somebody waits for.
@@ -592,8 +702,12 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Tracked<K, Tk> {
 }
 
 impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
+    fn is_new(&self) -> bool {
+        self.stage == Stage::Waits && !self.cell.submitted.is_asked()
+    }
+
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
-        if self.stage == Stage::Waits && !self.cell.asked.load(Ordering::Acquire) {
+        if self.is_new() {
             return self.poll_first(cx);
         }
         if let Some(why) = self.cell.before_poll(cx)
@@ -659,6 +773,10 @@ where
     K: Clone + Send + Sync + 'static,
     T: Send + 'static,
 {
+    fn is_new(&self) -> bool {
+        !self.cell.submitted.is_asked()
+    }
+
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Ran> {
         if let Some(why) = self.cell.before_poll(cx) {
             if self.cell.is_polled() {
@@ -675,6 +793,10 @@ where
         };
         self.cell.set_status(status);
         Poll::Ready(ran)
+    }
+
+    fn stops_by_itself(&self, why: Why) -> bool {
+        self.cell.stop_caller(why)
     }
 
     fn stop(self: Pin<&mut Self>, why: Why) -> Ran {
@@ -720,4 +842,16 @@ pub(crate) fn status_of<T>(verdict: Verdict<T>) -> Status<T> {
 
 pub(crate) fn panicked<T>(message: &str) -> Status<T> {
     Status::Failed(TaskError::Panicked(message.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_every_task_with_a_handle_has_is_small() {
+        let counts = 2 * size_of::<usize>();
+        let cell = size_of::<Cell<Arc<str>, ()>>() + counts;
+        assert!(cell <= 120, "{cell} bytes");
+    }
 }

@@ -8,7 +8,7 @@ use std::task::Poll;
 mod imp {
     use std::future::Future;
 
-    pub(crate) use std::sync::atomic::AtomicBool;
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64};
     pub(crate) use std::sync::{Mutex, MutexGuard};
     pub(crate) use tokio::task::{AbortHandle, yield_now};
     pub(crate) use tokio::time::timeout;
@@ -40,7 +40,7 @@ mod imp {
     use std::time::Duration;
 
     pub(crate) use shuttle::future::{AbortHandle, yield_now};
-    pub(crate) use shuttle::sync::atomic::AtomicBool;
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64};
     pub(crate) use shuttle::sync::{Mutex, MutexGuard};
 
     /// Where tasks are spawned.

@@ -60,8 +60,13 @@ pub(crate) trait Work<K>:
     /// lock: quick and pure.
     fn gate(&self, job: &Self::Job) -> Option<Until>;
     fn start(&self, job: Self::Job, slot: usize) -> Self::Run;
+    /// Looks at what starting the job will need, so that it is near when that comes.
+    fn fetch(&self, job: &Self::Job);
     /// Whether dropping the job's run really stops it.
     fn abortable(&self, job: &Self::Job) -> bool;
+    /// Asks a run to stop that cannot be cut off at this moment, because somebody else is in the
+    /// middle of it; `false` when nobody is.
+    fn stops_by_itself(&self, run: &Self::Run, stop: Stop) -> bool;
     /// The run is cut off before its end.
     fn abandon(&self, run: Self::Run, stop: Stop) -> Self::After;
     /// The permit is free: results may be seen now.
@@ -189,6 +194,8 @@ pub(crate) struct Shell<K, W: Types> {
     wants_permit: AtomicBool,
     /// What one poll of a started run took lately, in nanoseconds.
     poll_nanos: AtomicU32,
+    /// How many runs in a row were not ready at their first poll, up to a batch of them.
+    pending: AtomicU32,
     /// Whether anything waited in the lanes when they were last looked at.
     waits: AtomicBool,
     /// Ends that were reported and whose results cannot be seen yet. Locked inside `state`.
@@ -269,6 +276,7 @@ where
             timer_changed: Notify::new(),
             wants_permit: AtomicBool::new(false),
             poll_nanos: AtomicU32::new(BATCH_NANOS),
+            pending: AtomicU32::new(0),
             waits: AtomicBool::new(false),
             publishing: Mutex::default(),
             me: me.clone(),
@@ -290,9 +298,12 @@ where
         inbox.queue.push((key, job));
         let start = inbox.runners == 0;
         inbox.runners += usize::from(start);
+        let many = inbox.queue.len() == BATCH;
         drop(inbox);
         if start {
             self.start_runner();
+        } else if many && (self.are_pending() || self.worth_help()) {
+            self.nudge();
         }
         Ok(seq)
     }
@@ -509,8 +520,12 @@ where
         self.with(|state, _| {
             let (sender, receiver) = oneshot::channel();
             let waiting = match key {
-                None if self.is_idle(state) => return None,
-                None => &mut state.idle_all,
+                None => {
+                    if state.lanes.is_idle() && !lock(&self.publishing).wait_for_all() {
+                        return None;
+                    }
+                    &mut state.idle_all
+                }
                 Some(key) if !state.lanes.watch(key) => {
                     let mut publishing = lock(&self.publishing);
                     if publishing.open.is_empty() {
@@ -547,11 +562,6 @@ where
         drop(state);
         self.deliver(out);
         answer
-    }
-
-    /// Whether nothing waits or runs and every result can be seen.
-    fn is_idle(&self, state: &State<K, W::Job>) -> bool {
-        state.lanes.is_idle() && lock(&self.publishing).open.is_empty()
     }
 
     /// What follows from a change of the lanes.
@@ -592,6 +602,7 @@ where
         let mut publishing = lock(&self.publishing);
         if !publishing.open.is_empty() {
             of_keys.into_iter().for_each(|key| publishing.wait(key));
+            publishing.idle |= all;
             return Vec::new();
         }
         drop(publishing);
@@ -637,6 +648,12 @@ where
             self.spawner
                 .spawn(async move { Runner::new(shell).run().await });
         }
+    }
+
+    /// A runner that was just started may be where only this worker looks, which goes on
+    /// submitting: whatever is spawned next puts it where idle ones look.
+    fn nudge(&self) {
+        self.spawner.spawn(std::future::ready(()));
     }
 
     /// Starts a runner that first lets others run: thousands of runs may end in the same moment,
@@ -707,6 +724,29 @@ where
         ((BATCH_NANOS / nanos) as usize).clamp(1, BATCH)
     }
 
+    /// Whether the runs of late were not ready at their first poll.
+    fn are_pending(&self) -> bool {
+        self.pending.load(Ordering::Relaxed) as usize >= BATCH
+    }
+
+    fn note_pending(&self, count: usize) {
+        if !self.are_pending() {
+            let old = self.pending.load(Ordering::Relaxed);
+            self.pending
+                .store(old.saturating_add(count as u32), Ordering::Relaxed);
+        }
+    }
+
+    fn note_ready(&self) {
+        if self.pending.load(Ordering::Relaxed) != 0 {
+            self.pending.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn is_one_by_one(&self, state: &State<K, W::Job>) -> bool {
+        state.lanes.limits().lane.concurrency <= 1 && !self.work.has_specs()
+    }
+
     fn note_polls(&self, polls: usize, took: std::time::Duration) {
         let each = took.as_nanos() as u64 / polls.max(1) as u64;
         let old = u64::from(self.poll_nanos.load(Ordering::Relaxed));
@@ -738,6 +778,10 @@ where
     ended: Vec<EndedRun<W>>,
     spawned: Vec<Spawned>,
     batch: Vec<(Ticket, W::Job)>,
+    /// Reported, and their results not yet seen.
+    ends: Ends<W::After>,
+    /// No two of a lane run at once, so that their order is not up to who polls them first.
+    one_by_one: bool,
     retired: bool,
 }
 
@@ -752,6 +796,8 @@ where
             ended: Vec::new(),
             spawned: Vec::new(),
             batch: Vec::new(),
+            ends: Ends::default(),
+            one_by_one: false,
             retired: false,
         }
     }
@@ -788,8 +834,10 @@ where
         let mut state = lock(&shell.state.0);
         state.take_in(&shell.inbox.0);
         self.ended.append(&mut shell.take_ends());
-        let ends = shell.report(&mut state, &mut self.ended, &mut self.spawned);
+        let ends = &mut self.ends;
+        shell.report(&mut state, self.ended.drain(..), &mut self.spawned, ends);
         let full = shell.fill(&mut state, &mut self.batch, shell.batch());
+        self.one_by_one = shell.is_one_by_one(&state);
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
         drop(state);
@@ -799,33 +847,77 @@ where
         helped
     }
 
-    /// Starts a batch: polls each run once; what is not ready becomes a task of its own.
+    /// Starts a batch, and what that makes way for as long as the batch would have been larger.
     fn poll_batch(&mut self) -> std::time::Instant {
-        let shell = &self.shell;
-        let count = self.batch.len();
         let before = std::time::Instant::now();
+        let most = self.shell.batch();
+        let mut count = self.batch.len();
+        self.poll_each();
+        while count < most && self.go_on(most - count) {
+            count += self.batch.len();
+            self.poll_each();
+        }
+        let now = std::time::Instant::now();
+        self.shell.note_polls(count, now.duration_since(before));
+        now
+    }
+
+    /// Takes what may start now that some have ended, as much of it as one lane gives. What else
+    /// follows from their ends, and their results, is left to the next turn, as with any batch.
+    fn go_on(&mut self, most: usize) -> bool {
+        let shell = &self.shell;
+        if self.ended.is_empty() || shell.permits.is_some() {
+            return false;
+        }
+        let mut state = lock(&shell.state.0);
+        if state.lanes.waiting() > 0 {
+            let ends = &mut self.ends;
+            shell.report(&mut state, self.ended.drain(..), &mut self.spawned, ends);
+            shell.fill(&mut state, &mut self.batch, most);
+            self.one_by_one = shell.is_one_by_one(&state);
+        }
+        !self.batch.is_empty()
+    }
+
+    /// Polls each run once; what is not ready becomes a task of its own. Where hardly any is ready,
+    /// they become that unpolled: one poll less, and not all of them by this runner.
+    fn poll_each(&mut self) {
+        let shell = &self.shell;
         let waker = Waker::noop();
+        // What waited long is far away: fetched one by one while the one before runs, each would
+        // be waited for; these are under way together.
+        if self.batch.len() > 1 {
+            for (_, job) in &self.batch {
+                shell.work.fetch(job);
+            }
+        }
+        let polls = !(self.one_by_one && shell.are_pending());
+        let mut pending = 0;
         for (ticket, job) in self.batch.drain(..) {
             let abortable = shell.work.abortable(&job);
             let mut run = shell.work.start(job, ticket.slot());
-            match Pin::new(&mut run).poll(&mut Context::from_waker(waker)) {
-                Poll::Ready(ended) => self.ended.push((ticket, ended)),
-                Poll::Pending => {
-                    let (slot, seq) = (ticket.slot(), ticket.sequence());
-                    let driven = Driven {
-                        shell: shell.clone(),
-                        run: Some((run, ticket)),
-                    };
-                    let handle = shell.spawner.spawn(driven.drive());
-                    if abortable {
-                        self.spawned.push((slot, seq, handle));
-                    }
-                }
+            if polls
+                && let Poll::Ready(ended) = Pin::new(&mut run).poll(&mut Context::from_waker(waker))
+            {
+                self.ended.push((ticket, ended));
+                continue;
+            }
+            pending += 1;
+            let (slot, seq) = (ticket.slot(), ticket.sequence());
+            let driven = Driven {
+                shell: shell.clone(),
+                run: Some((run, ticket)),
+                stopping: false,
+            };
+            let handle = shell.spawner.spawn(driven.drive());
+            if abortable {
+                self.spawned.push((slot, seq, handle));
             }
         }
-        let now = std::time::Instant::now();
-        shell.note_polls(count, now.duration_since(before));
-        now
+        match self.ended.is_empty() {
+            true => shell.note_pending(pending),
+            false => shell.note_ready(),
+        }
     }
 }
 
@@ -837,7 +929,8 @@ where
     fn drop(&mut self) {
         if !self.retired {
             let (ended, spawned) = (&mut self.ended, &mut self.spawned);
-            self.shell.take_over(ended, spawned, &mut self.batch);
+            self.shell
+                .take_over(ended, spawned, &mut self.batch, &mut self.ends);
         }
     }
 }
@@ -846,8 +939,18 @@ where
 struct Ends<A> {
     freed: usize,
     afters: Vec<A>,
-    /// Their number among those being published.
+    /// Their number among those being published, if there is anything to be seen of them.
     number: u64,
+}
+
+impl<A> Default for Ends<A> {
+    fn default() -> Self {
+        Self {
+            freed: 0,
+            afters: Vec::new(),
+            number: 0,
+        }
+    }
 }
 
 /// Which results are on their way to be seen: runners report under the lock of the lanes and let
@@ -859,6 +962,8 @@ struct Publishing {
     open: Vec<u64>,
     /// Those who wait for a key to be idle: its lane is, and results below this number remain.
     waiting: Vec<(u64, oneshot::Sender<()>)>,
+    /// All lanes were idle while results remained: whoever waits for that is to be told.
+    idle: bool,
 }
 
 impl Publishing {
@@ -880,6 +985,18 @@ impl Publishing {
     fn wait(&mut self, sender: oneshot::Sender<()>) {
         self.waiting.push((self.next, sender));
     }
+
+    /// Whoever waits for all to be idle is to be told of the last result; `false` when there is
+    /// none to wait for.
+    fn wait_for_all(&mut self) -> bool {
+        self.idle |= !self.open.is_empty();
+        self.idle
+    }
+
+    /// Whether somebody is to be told that no result remains.
+    fn is_last(&mut self) -> bool {
+        self.open.is_empty() && std::mem::take(&mut self.idle)
+    }
 }
 
 impl<K, W> Shell<K, W>
@@ -895,17 +1012,18 @@ where
     fn report(
         &self,
         state: &mut State<K, W::Job>,
-        ended: &mut Vec<EndedRun<W>>,
+        ended: impl Iterator<Item = EndedRun<W>>,
         spawned: &mut Vec<Spawned>,
-    ) -> Ends<W::After> {
-        let freed = ended.len();
-        let mut afters = Vec::new();
-        for (ticket, ended) in ended.drain(..) {
+        ends: &mut Ends<W::After>,
+    ) {
+        let open = !ends.afters.is_empty();
+        for (ticket, ended) in ended {
+            ends.freed += 1;
             state.forget_abort(&ticket);
             match ended {
                 Ended::Done(after) => {
                     state.lanes.done(ticket);
-                    afters.push(after);
+                    ends.afters.push(after);
                 }
                 Ended::Hold { job, hold } => {
                     let hold = self.hold_of(&hold);
@@ -917,34 +1035,29 @@ where
         for spawned in spawned.drain(..) {
             state.note_abort(spawned);
         }
-        let number = match afters.is_empty() {
-            true => 0,
-            false => lock(&self.publishing).begin(),
-        };
-        Ends {
-            freed,
-            afters,
-            number,
+        if !open && !ends.afters.is_empty() {
+            ends.number = lock(&self.publishing).begin();
         }
     }
 
     /// The permits are free: gives shared ones back, then lets the results be seen.
-    fn publish(&self, ends: Ends<W::After>) {
+    fn publish(&self, ends: &mut Ends<W::After>) {
+        let freed = std::mem::take(&mut ends.freed);
         if let Some(permits) = &self.permits {
-            permits.give(ends.freed);
+            permits.give(freed);
         }
         if ends.afters.is_empty() {
             return;
         }
-        for after in ends.afters {
+        for after in ends.afters.drain(..) {
             self.work.after(after);
         }
         let mut publishing = lock(&self.publishing);
         let idle = publishing.end(ends.number);
-        let all = publishing.open.is_empty();
+        let last = publishing.is_last();
         drop(publishing);
         tell(idle);
-        if all {
+        if last {
             self.tell_idle();
         }
     }
@@ -953,7 +1066,7 @@ where
     fn tell_idle(&self) {
         let idle = {
             let mut state = lock(&self.state.0);
-            if state.idle_all.is_empty() || !self.is_idle(&state) {
+            if !state.lanes.is_idle() || lock(&self.publishing).wait_for_all() {
                 return;
             }
             std::mem::take(&mut state.idle_all)
@@ -968,6 +1081,18 @@ where
         batch: &mut Vec<(Ticket, W::Job)>,
         most: usize,
     ) -> bool {
+        let now = self.tick(state);
+        while batch.len() < most {
+            match self.next(state, now) {
+                Some(start) => batch.push(start),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// What time it is, for starts.
+    fn tick(&self, state: &mut State<K, W::Job>) -> Time {
         let now = if state.lanes.needs_clock() {
             self.now()
         } else {
@@ -975,29 +1100,31 @@ where
         };
         state.lanes.tick(now);
         state.rate_at = None;
-        while batch.len() < most {
-            if state.lanes.ready() == 0 || !self.take_permit() {
-                return false;
-            }
-            let gate = |_: &K, job: &W::Job| {
-                let until = contain(|| self.work.gate(job)).unwrap_or_else(|message| {
-                    self.work.panicked("gate", &message);
-                    None
-                });
-                until.map_or(Hold::Free, |until| self.hold_of(&until))
-            };
-            match state.lanes.next(now, gate) {
-                Next::Start(ticket, job) => batch.push((ticket, job)),
-                other => {
-                    if let Next::RateUntil(at) = other {
-                        state.rate_at = Some(at);
-                    }
-                    self.give_permit();
-                    return false;
+        now
+    }
+
+    /// The next start in turn.
+    fn next(&self, state: &mut State<K, W::Job>, now: Time) -> Option<(Ticket, W::Job)> {
+        if state.lanes.ready() == 0 || !self.take_permit() {
+            return None;
+        }
+        let gate = |_: &K, job: &W::Job| {
+            let until = contain(|| self.work.gate(job)).unwrap_or_else(|message| {
+                self.work.panicked("gate", &message);
+                None
+            });
+            until.map_or(Hold::Free, |until| self.hold_of(&until))
+        };
+        match state.lanes.next(now, gate) {
+            Next::Start(ticket, job) => Some((ticket, job)),
+            other => {
+                if let Next::RateUntil(at) = other {
+                    state.rate_at = Some(at);
                 }
+                self.give_permit();
+                None
             }
         }
-        true
     }
 
     fn take_permit(&self) -> bool {
@@ -1056,40 +1183,49 @@ where
     }
 
     /// A run of its own ended. Where nobody else is at the lanes, its task reports that and goes
-    /// on with the next start (in `next`), which saves a runner and a task for it.
-    fn end_and_go_on(&self, ended: &mut Vec<EndedRun<W>>, next: &mut Vec<(Ticket, W::Job)>) {
+    /// on with the next start, which saves a runner and a task for it.
+    fn end_and_go_on(&self, ended: EndedRun<W>) -> Option<(Ticket, W::Job)> {
         let locked = match self.waits.load(Ordering::Relaxed) {
             true => try_lock(&self.state.0),
             false => None,
         };
         let locked = locked.and_then(|mut state| {
             // Without it, this task is being stopped, or cannot be stopped yet.
-            let handle = ended.first().and_then(|(of, _)| state.take_handle(of))?;
+            let handle = state.take_handle(&ended.0)?;
             Some((state, handle))
         });
         let Some((mut state, handle)) = locked else {
-            return self.leave_ends(ended);
+            self.leave_end(ended);
+            return None;
         };
         state.take_in(&self.inbox.0);
-        let ends = self.report(&mut state, ended, &mut Vec::new());
-        self.fill(&mut state, next, 1);
-        if let Some((ticket, job)) = next.first()
+        let mut ends = Ends::default();
+        self.report(
+            &mut state,
+            std::iter::once(ended),
+            &mut Vec::new(),
+            &mut ends,
+        );
+        let now = self.tick(&mut state);
+        let next = self.next(&mut state, now);
+        if let Some((ticket, job)) = &next
             && self.work.abortable(job)
         {
             state.note_abort((ticket.slot(), ticket.sequence(), handle));
         }
         let out = self.finish(&mut state);
         drop(state);
-        self.publish(ends);
+        self.publish(&mut ends);
         self.deliver(out);
+        next
     }
 
     /// A run of its own ended: a runner will report it, with all that end about now.
-    fn leave_ends(&self, ended: &mut Vec<EndedRun<W>>) {
+    fn leave_end(&self, ended: EndedRun<W>) {
         {
             let mut ends = lock(&self.ends.0);
             let first = ends.is_empty();
-            ends.append(ended);
+            ends.push(ended);
             if !first {
                 // Whoever left the first one saw to it that a runner comes.
                 return;
@@ -1116,6 +1252,8 @@ where
 {
     shell: Arc<Shell<K, W>>,
     run: Option<(W::Run, Ticket)>,
+    /// It was stopped and is only seen to its end: dropped once more, the runtime goes.
+    stopping: bool,
 }
 
 impl<K, W> Driven<K, W>
@@ -1125,11 +1263,17 @@ where
 {
     /// Sees the run to its end, and those that it goes on with.
     async fn drive(mut self) {
-        let (mut ended, mut next) = (Vec::new(), Vec::new());
         for starts in 1.. {
-            ended.push(std::future::poll_fn(|cx| self.poll(cx)).await);
-            self.shell.end_and_go_on(&mut ended, &mut next);
-            let Some((ticket, job)) = next.pop() else {
+            let mut polls = 0_u32;
+            let ended = std::future::poll_fn(|cx| {
+                polls = polls.saturating_add(1);
+                self.poll(cx)
+            });
+            let ended = ended.await;
+            if polls == 1 {
+                self.shell.note_ready();
+            }
+            let Some((ticket, job)) = self.shell.end_and_go_on(ended) else {
                 return;
             };
             let run = self.shell.work.start(job, ticket.slot());
@@ -1158,11 +1302,16 @@ where
     W: Work<K>,
 {
     fn drop(&mut self) {
-        if let Some((run, ticket)) = self.run.take() {
-            let stop = lock(&self.shell.state.0).stop_of(&ticket);
-            let after = self.shell.work.abandon(run, stop);
-            self.shell.end_one((ticket, Ended::Done(after)));
+        let Some((run, ticket)) = self.run.take() else {
+            return;
+        };
+        let stop = lock(&self.shell.state.0).stop_of(&ticket);
+        if !self.stopping && self.shell.work.stops_by_itself(&run, stop) {
+            self.shell.see_to_its_end(run, ticket);
+            return;
         }
+        let after = self.shell.work.abandon(run, stop);
+        self.shell.end_one((ticket, Ended::Done(after)));
     }
 }
 
@@ -1171,14 +1320,34 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
+    /// A run was stopped that somebody else is in the middle of: its permit is free when that is
+    /// over.
+    fn see_to_its_end(&self, run: W::Run, ticket: Ticket) {
+        let Some(shell) = self.me.upgrade() else {
+            return;
+        };
+        let driven = Driven {
+            shell,
+            run: Some((run, ticket)),
+            stopping: true,
+        };
+        self.spawner.spawn(driven.drive());
+    }
+
     /// Reports one end and leaves the rest to the runners.
     fn end_one(&self, ended: EndedRun<W>) {
         let mut state = lock(&self.state.0);
         state.take_in(&self.inbox.0);
-        let ends = self.report(&mut state, &mut vec![ended], &mut Vec::new());
+        let mut ends = Ends::default();
+        self.report(
+            &mut state,
+            std::iter::once(ended),
+            &mut Vec::new(),
+            &mut ends,
+        );
         let out = self.finish(&mut state);
         drop(state);
-        self.publish(ends);
+        self.publish(&mut ends);
         self.deliver(out);
     }
 
@@ -1189,6 +1358,7 @@ where
         ended: &mut Vec<EndedRun<W>>,
         spawned: &mut Vec<Spawned>,
         batch: &mut Vec<(Ticket, W::Job)>,
+        ends: &mut Ends<W::After>,
     ) {
         let unstarted = batch.drain(..).map(|(ticket, job)| {
             let hold = Until::At(self.epoch);
@@ -1198,7 +1368,7 @@ where
         ended.append(&mut self.take_ends());
         lock(&self.inbox.0).runners -= 1;
         let mut state = lock(&self.state.0);
-        let ends = self.report(&mut state, ended, spawned);
+        self.report(&mut state, ended.drain(..), spawned, ends);
         let out = self.finish(&mut state);
         drop(state);
         self.publish(ends);

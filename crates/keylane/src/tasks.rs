@@ -114,16 +114,22 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         }
     }
 
+    fn fetch(&self, job: &Self::Job) {
+        std::hint::black_box(job.is_new());
+    }
+
     fn abortable(&self, job: &Self::Job) -> bool {
         job.stops_when_dropped()
     }
 
+    fn stops_by_itself(&self, run: &RunTask, stop: Stop) -> bool {
+        let job = run.job.as_ref().expect("an ended run is not stopped");
+        job.stops_by_itself(why(stop))
+    }
+
     fn abandon(&self, run: RunTask, stop: Stop) -> Finished {
         let mut job = run.job.expect("an ended run is not abandoned");
-        let ran = job.as_mut().stop(match stop {
-            Stop::Key => Why::KeyShutDown,
-            Stop::All => Why::ShutDown,
-        });
+        let ran = job.as_mut().stop(why(stop));
         Finished { job, ran }
     }
 
@@ -162,5 +168,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
     #[cfg(feature = "metrics")]
     fn observe(&self, queued: usize, running: usize, live_keys: usize) {
         self.common.exported.set(queued, running, live_keys);
+    }
+}
+
+fn why(stop: Stop) -> Why {
+    match stop {
+        Stop::Key => Why::KeyShutDown,
+        Stop::All => Why::ShutDown,
     }
 }

@@ -796,8 +796,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "stopped-before-its-first-poll-keeps-its-permit",
         invariant: "L4",
         file: SHELL,
-        find: "                    let driven = Driven {\n                        shell: shell.clone(),\n                        run: Some((run, ticket)),\n                    };\n                    let handle = shell.spawner.spawn(driven.drive());",
-        replace: "                    let (same, run) = (shell.clone(), Some((run, ticket)));\n                    let handle = shell\n                        .spawner\n                        .spawn(async move { Driven { shell: same, run }.drive().await });",
+        find: "            let driven = Driven {\n                shell: shell.clone(),\n                run: Some((run, ticket)),\n            };\n            let handle = shell.spawner.spawn(driven.drive());",
+        replace: "            let (same, run) = (shell.clone(), Some((run, ticket)));\n            let handle = shell\n                .spawner\n                .spawn(async move { Driven { shell: same, run }.drive().await });",
         test: SHUTTLE,
     },
     Mutation {
@@ -820,8 +820,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "idle-before-the-results",
         invariant: "L4",
         file: SHELL,
-        find: "        state.lanes.is_idle() && lock(&self.publishing).open.is_empty()",
-        replace: "        state.lanes.is_idle()",
+        find: "                    if state.lanes.is_idle() && !lock(&self.publishing).wait_for_all() {",
+        replace: "                    if state.lanes.is_idle() {",
         test: SHUTTLE,
     },
     Mutation {
@@ -841,11 +841,19 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SHUTTLE,
     },
     Mutation {
+        name: "caller-is-cut-off-in-the-middle-of-a-poll",
+        invariant: "L3",
+        file: SHELL,
+        find: "        if !self.stopping && self.shell.work.stops_by_itself(&run, stop) {",
+        replace: "        if false && self.shell.work.stops_by_itself(&run, stop) {",
+        test: SHUTTLE,
+    },
+    Mutation {
         name: "cancel-before-the-first-poll-is-lost",
         invariant: "L4",
         file: JOB,
-        find: "        state.cancel.get_or_insert(why);\n        self.asked.store(true, Ordering::Release);",
-        replace: "        if state.driver.is_some() {\n            state.cancel.get_or_insert(why);\n            self.asked.store(true, Ordering::Release);\n        }",
+        find: "        state.rare().cancel.get_or_insert(why);\n        self.submitted.ask();",
+        replace: "        if matches!(state.stage, CellStage::Open(Some(_))) {\n            state.rare().cancel.get_or_insert(why);\n            self.submitted.ask();\n        }",
         test: SHUTTLE,
     },
     Mutation {

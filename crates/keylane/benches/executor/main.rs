@@ -2,7 +2,7 @@
 //!
 //! Arguments name the parts to run (`noop`, `lanes`, `sleepers`, `latency`, `memory`); without
 //! any, all of them. `cargo bench -p keylane -- noop keys=10000` measures one number of keys, for
-//! a profile. Every run counts order violations. Floor and executor alternate, so that a
+//! a profile, and `submitters=2` or `handles=yes` less than that. Every run counts order violations. Floor and executor alternate, so that a
 //! ratio compares what ran under the same conditions.
 
 mod floor;
@@ -26,8 +26,17 @@ fn main() {
     }
     let wanted: Vec<&String> = args.iter().filter(|arg| !arg.starts_with("--")).collect();
     let wants = |part: &str| wanted.is_empty() || wanted.iter().any(|arg| part.contains(*arg));
-    if let Some(keys) = args.iter().find_map(|arg| arg.strip_prefix("keys=")) {
-        return noop::profile(keys.parse().expect("a number of keys"));
+    let given = |name: &str| args.iter().find_map(|arg| arg.strip_prefix(name));
+    if let Some(keys) = given("keys=") {
+        let submitters = given("submitters=").map(|s| s.parse().expect("a number of submitters"));
+        let handles = given("handles=").map(|yes| yes == "yes");
+        return noop::profile(
+            keys.parse().expect("a number of keys"),
+            submitters.as_ref().map_or(&[1, 2], std::slice::from_ref),
+            handles
+                .as_ref()
+                .map_or(&[false, true], std::slice::from_ref),
+        );
     }
     let mut report = Report::new();
     let parts: [(&str, Part); 5] = [

@@ -47,11 +47,16 @@ pub(crate) fn run(report: &mut Report) {
     goals(report, &points);
 }
 
-/// One number of keys, for a profile.
-pub(crate) fn profile(keys: usize) {
+/// Some points, for a profile.
+pub(crate) fn profile(keys: usize, submitters: &[usize], handles: &[bool]) {
     let runtime = runtime();
-    let point = |handles| point(&runtime, keys, 1, handles);
-    print_points(&[point(false), point(true)]);
+    let mut points = Vec::new();
+    for &handles in handles {
+        for &submitters in submitters {
+            points.push(point(&runtime, keys, submitters, handles));
+        }
+    }
+    print_points(&points);
 }
 
 fn print_points(points: &[Point]) {

@@ -345,6 +345,36 @@ fn a_caller_run_task_cancelled_while_it_is_polled_is_over_before_the_next_starts
 }
 
 #[test]
+fn a_caller_run_task_stopped_while_it_is_polled_is_over_before_the_next_starts() {
+    explore(|| async {
+        let executor = Executor::builder()
+            .queue_limit_per_key(0)
+            .on_reject(Policy::CallerRuns)
+            .build()
+            .unwrap();
+        let watch = Watch::default();
+        let first = executor.submit(0, watch.task(0));
+        let inside = watch.clone();
+        let called = executor.submit(0, async move {
+            let _alone = inside.enter(1);
+            // Others go on while this is in the middle of a poll.
+            ::shuttle::thread::yield_now();
+            ::shuttle::thread::yield_now();
+        });
+        let waits = spawn(called);
+        let stopper = executor.clone();
+        let stops = spawn(async move { stopper.shutdown_key(&0, Mode::Now) });
+        stops.await.unwrap();
+        let behind = spawn(executor.submit(0, watch.task(2)));
+        waits.await.unwrap();
+        behind.await.unwrap();
+        first.await;
+        executor.all_idle().await;
+        assert_nothing_left(&executor);
+    });
+}
+
+#[test]
 fn a_wait_for_room_dropped_while_room_comes_frees_its_place() {
     explore(|| async {
         let executor = Executor::builder().queue_limit_per_key(0).build().unwrap();
