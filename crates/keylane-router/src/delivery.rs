@@ -43,12 +43,7 @@ pub(crate) enum Fate {
     /// Its target has it, but the lease was lost meanwhile: ack it should it come again.
     Delivered,
     /// Store it as a dead letter.
-    DeadLetter {
-        /// A short class.
-        reason: &'static str,
-        /// A sentence.
-        text: String,
-    },
+    DeadLetter(Box<Letter>),
     /// Give it back, with everything behind it.
     Return,
     /// Its key is stored: store it behind that.
@@ -56,8 +51,23 @@ pub(crate) enum Fate {
     /// Store its key whole.
     Park {
         /// A sentence.
-        reason: String,
+        reason: Box<str>,
     },
+}
+
+/// Why a message becomes a dead letter.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Letter {
+    /// A short class.
+    pub(crate) reason: &'static str,
+    /// A sentence.
+    pub(crate) text: String,
+}
+
+impl Fate {
+    pub(crate) fn dead_letter(reason: &'static str, text: String) -> Self {
+        Self::DeadLetter(Box::new(Letter { reason, text }))
+    }
 }
 
 /// Who is told how a loan ended.
@@ -99,7 +109,7 @@ pub(crate) struct Settled<I> {
     pub(crate) counted: Option<Counted>,
 }
 
-/// A message on loan, with how it fared so far.
+/// A message on loan, with how it fared so far. There may be very many: what few have is apart.
 pub(crate) struct Delivery {
     pub(crate) identity: Identity,
     pub(crate) position: Option<u64>,
@@ -107,7 +117,6 @@ pub(crate) struct Delivery {
     pub(crate) scale: Option<Scale>,
     pub(crate) batch: BatchId,
     pub(crate) body: Bytes,
-    pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
     pub(crate) message: Message,
     /// Whom it will be sent to, for the breaker.
     pub(crate) origin: Option<Arc<str>>,
@@ -115,15 +124,9 @@ pub(crate) struct Delivery {
     pub(crate) stay: Stay,
     /// How often in a row the target said "not yet" or "busy", or the store could not write.
     pub(crate) waits: u32,
-    pub(crate) not_before: Option<Instant>,
-    /// Until when it was held last.
-    pub(crate) held_until: Option<Instant>,
     /// Whether it was held at all.
     held: AtomicBool,
-    /// Its lane is held because the store could not take it.
-    pub(crate) waits_for_store: bool,
-    /// It fails for good, and its key waits for it.
-    pub(crate) blocked: Option<Box<BlockedHead>>,
+    rare: Option<Box<Rare>>,
     /// What it takes of its pool's byte budget; given back when it is dropped.
     pub(crate) weight: Option<Weight>,
     /// Its lane in the window of its source, if it came from there.
@@ -136,6 +139,20 @@ pub(crate) struct Delivery {
     /// While an attempt is under way, and from then on if it was the last.
     pub(crate) counted: Option<Counted>,
     lender: Option<Lender>,
+}
+
+/// What few deliveries have.
+#[derive(Default)]
+pub(crate) struct Rare {
+    /// The broker's own.
+    headers: Vec<(Arc<str>, Arc<str>)>,
+    pub(crate) not_before: Option<Instant>,
+    /// Until when it was held last.
+    pub(crate) held_until: Option<Instant>,
+    /// Its lane is held because the store could not take it.
+    pub(crate) waits_for_store: bool,
+    /// It fails for good, and its key waits for it.
+    pub(crate) blocked: Option<BlockedHead>,
 }
 
 /// What a delivery starts with.
@@ -161,23 +178,26 @@ impl Delivery {
         stay: Stay,
         counters: Arc<Counters>,
     ) -> Self {
+        let headers = loan.headers;
+        let rare = (!headers.is_empty()).then(|| {
+            Box::new(Rare {
+                headers,
+                ..Rare::default()
+            })
+        });
         Self {
             identity: loan.identity,
             position: loan.position,
             scale: loan.scale,
             batch: loan.batch,
             body: loan.body,
-            headers: loan.headers,
             message,
             origin: None,
             received: Instant::now(),
             stay,
             waits: 0,
-            not_before: None,
-            held_until: None,
             held: AtomicBool::new(false),
-            waits_for_store: false,
-            blocked: None,
+            rare,
             weight: None,
             place: loan.place,
             fate: Fate::Attempt,
@@ -187,6 +207,21 @@ impl Delivery {
             counted: None,
             lender: Some(loan.lender),
         }
+    }
+
+    /// What few have, to be changed.
+    pub(crate) fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    /// Not before then, if that was said; said once.
+    pub(crate) fn take_not_before(&mut self) -> Option<Instant> {
+        self.rare.as_mut()?.not_before.take()
+    }
+
+    /// Whether its lane is held because the store could not take it.
+    pub(crate) fn waits_for_store(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.waits_for_store)
     }
 
     /// Whether it came from a store of ours rather than from its source.
@@ -230,7 +265,8 @@ impl Delivery {
 
     /// How long it is to wait still, by the last hold.
     pub(crate) fn waits_until(&self) -> Option<Instant> {
-        self.held_until.filter(|until| *until > Instant::now())
+        let held_until = self.rare.as_ref()?.held_until;
+        held_until.filter(|until| *until > Instant::now())
     }
 
     /// The bytes it takes of memory: its body, and its payload where that is not a part of it.
@@ -278,7 +314,10 @@ impl Delivery {
             identity: self.identity.clone(),
             lane,
             body: self.body.clone(),
-            headers: self.headers.clone(),
+            headers: self
+                .rare
+                .as_ref()
+                .map_or_else(Vec::new, |rare| rare.headers.clone()),
             position: self.position,
         }
     }

@@ -167,7 +167,7 @@ impl Attempts {
         // With several under way at once it need not be the head that wants to go back.
         let returns = jobs.iter().any(|queued| queued.job.fate == Fate::Return);
         match (head.job.fate.clone(), over) {
-            (Fate::Park { reason }, _) => self.park(lane, reason, jobs).await,
+            (Fate::Park { reason }, _) => self.park(lane, reason.into(), jobs).await,
             _ if returns => self.give_back(lane, jobs, false).await,
             (_, Some(Over::Spill(reason))) => self.spill(lane, reason, jobs, running).await,
             (_, Some(Over::Unload)) => self.unload(lane, jobs, running).await,
@@ -411,9 +411,10 @@ impl Attempts {
         // After that its head is tried, and if it is still over, so is the store.
         let head = &mut jobs[0].job;
         let until = now + store_back_off(head.waits);
-        head.held_until = head.held_until.max(Some(until));
         head.waits += 1;
-        head.waits_for_store = true;
+        let rare = head.rare();
+        rare.held_until = rare.held_until.max(Some(until));
+        rare.waits_for_store = true;
         jobs.into_iter().map(still_held).collect()
     }
 
@@ -435,6 +436,8 @@ impl Attempts {
 
 /// A flush ends holds: what was held goes on waiting.
 pub(crate) fn still_held(mut queued: Queued<Job>) -> Queued<Job> {
-    queued.job.not_before = queued.job.waits_until();
+    if let Some(until) = queued.job.waits_until() {
+        queued.job.rare().not_before = Some(until);
+    }
     queued
 }
