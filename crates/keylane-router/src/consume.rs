@@ -21,6 +21,7 @@ use crate::health::Trouble;
 use crate::jitter;
 use crate::lane::{LaneId, any_source};
 use crate::lease::{Book, Lease, Lost, Terms};
+use crate::map::Map;
 use crate::message::{BrokerId, Key, Message};
 use crate::one_pool::OnePool;
 use crate::parse::{self, Malformed};
@@ -37,6 +38,8 @@ use crate::unsettled::Counted;
 
 /// The most settlements sent to a source at once.
 const SETTLE_BATCH: usize = 1024;
+/// The most messages received at once: while a batch is taken apart it is in memory several times.
+const RECEIVE: usize = 2048;
 /// Where little of the window is free, this long is waited for more.
 const MOMENT: Duration = Duration::from_millis(2);
 /// How often a source that lends for a time is looked at in the length of a lease.
@@ -214,7 +217,7 @@ struct Held<R> {
 }
 
 struct Out<R> {
-    table: HashMap<BrokerId, Entry<R>>,
+    table: Map<BrokerId, Entry<R>>,
     /// Which lanes have how much of it.
     shares: Shares,
 }
@@ -267,7 +270,7 @@ struct Entry<R> {
 impl<R: Clone> Held<R> {
     fn new(window: NonZeroUsize) -> Self {
         let out = Out {
-            table: HashMap::new(),
+            table: Map::default(),
             shares: Shares::new(window),
         };
         Self {
@@ -604,7 +607,7 @@ impl<S: Source> Consume<S> {
             };
             self.stage.unblock();
             let room = Room {
-                messages,
+                messages: messages.min(RECEIVE),
                 bytes: self.router.receive_bytes,
             };
             let well = || self.router.health.well(Trouble::Source(self.name.clone()));
@@ -814,10 +817,7 @@ impl<S: Source> Consume<S> {
         // One worker takes one message after the other.
         let key = key.filter(|_| self.plan.workers != Some(NonZeroUsize::MIN));
         if let Some(key) = key {
-            return LaneId::Key {
-                source,
-                key: key.clone(),
-            };
+            return LaneId::key_of(source, key.clone());
         }
         let serial = match self.plan.keyless {
             _ if self.plan.workers == Some(NonZeroUsize::MIN) => true,
@@ -825,12 +825,9 @@ impl<S: Source> Consume<S> {
             None => self.features.keyless_serial,
         };
         if serial {
-            LaneId::Keyless { source }
+            LaneId::keyless(source)
         } else {
-            LaneId::Alone {
-                source,
-                id: id.clone(),
-            }
+            LaneId::alone(source, id.clone())
         }
     }
 
@@ -1016,20 +1013,15 @@ fn give_back(delivery: Box<Delivery>) {
 }
 
 fn malformed_fate(malformed: Malformed) -> Fate {
-    Fate::DeadLetter {
-        reason: "malformed",
-        text: malformed.text,
-    }
+    Fate::dead_letter("malformed", malformed.text)
 }
 
 fn too_large(delivery: &Delivery, plan: &PoolPlan) -> Option<Fate> {
     let size = delivery.body.len() as u64;
-    (size > plan.max_message).then(|| Fate::DeadLetter {
-        reason: "too-large",
-        text: format!(
-            "{size} bytes; max_message of its pool is {}",
-            plan.max_message
-        ),
+    (size > plan.max_message).then(|| {
+        let most = plan.max_message;
+        let text = format!("{size} bytes; max_message of its pool is {most}");
+        Fate::dead_letter("too-large", text)
     })
 }
 
@@ -1079,7 +1071,7 @@ impl<T: Settler> Settle<T> {
                 self.stage.settle(run.ids.len());
                 gave_up = !self.settle(&run.settlement, run.ids).await;
                 self.stage.settled();
-                // Durable now: a crash repeats none of these.
+                // The source knows now: a crash repeats none of these.
                 drop(run.counted);
             }
         }

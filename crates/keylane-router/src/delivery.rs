@@ -45,12 +45,7 @@ pub(crate) enum Fate {
     /// Its target has it, but the lease was lost meanwhile: ack it should it come again.
     Delivered,
     /// Store it as a dead letter.
-    DeadLetter {
-        /// A short class.
-        reason: &'static str,
-        /// A sentence.
-        text: String,
-    },
+    DeadLetter(Box<Letter>),
     /// Give it back, with everything behind it.
     Return,
     /// Its key is stored: store it behind that.
@@ -58,7 +53,7 @@ pub(crate) enum Fate {
     /// Store its key whole.
     Park {
         /// A sentence.
-        reason: String,
+        reason: Box<str>,
     },
 }
 
@@ -71,6 +66,21 @@ pub(crate) enum Wait {
     Busy,
     /// The store cannot be written.
     Store,
+}
+
+/// Why a message becomes a dead letter.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Letter {
+    /// A short class.
+    pub(crate) reason: &'static str,
+    /// A sentence.
+    pub(crate) text: String,
+}
+
+impl Fate {
+    pub(crate) fn dead_letter(reason: &'static str, text: String) -> Self {
+        Self::DeadLetter(Box::new(Letter { reason, text }))
+    }
 }
 
 /// Who is told how a loan ended.
@@ -112,7 +122,7 @@ pub(crate) struct Settled<I> {
     pub(crate) counted: Option<Counted>,
 }
 
-/// A message on loan, with how it fared so far.
+/// A message on loan, with how it fared so far. There may be very many: what few have is apart.
 pub(crate) struct Delivery {
     pub(crate) identity: Identity,
     pub(crate) position: Option<u64>,
@@ -120,7 +130,6 @@ pub(crate) struct Delivery {
     pub(crate) scale: Option<Scale>,
     pub(crate) batch: BatchId,
     pub(crate) body: Bytes,
-    pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
     pub(crate) message: Message,
     /// Whom it will be sent to, for the breaker.
     pub(crate) origin: Option<Arc<str>>,
@@ -129,15 +138,9 @@ pub(crate) struct Delivery {
     /// How often in a row it had to wait for the same.
     pub(crate) waits: u32,
     waited_for: Option<Wait>,
-    pub(crate) not_before: Option<Instant>,
-    /// Until when it was held last.
-    pub(crate) held_until: Option<Instant>,
     /// Whether it was held at all.
     held: AtomicBool,
-    /// Its lane is held because the store could not take it.
-    pub(crate) waits_for_store: Option<StoreWait>,
-    /// It fails for good, and its key waits for it.
-    pub(crate) blocked: Option<Box<BlockedHead>>,
+    rare: Option<Box<Rare>>,
     /// What it takes of its pool's byte budget; given back when it is dropped.
     pub(crate) weight: Option<Weight>,
     /// Its lane in the window of its source, if it came from there.
@@ -154,6 +157,20 @@ pub(crate) struct Delivery {
     /// Its place in its lane, while a flush has it.
     pub(crate) sequence: u64,
     lender: Option<Lender>,
+}
+
+/// What few deliveries have.
+#[derive(Default)]
+pub(crate) struct Rare {
+    /// The broker's own.
+    headers: Vec<(Arc<str>, Arc<str>)>,
+    pub(crate) not_before: Option<Instant>,
+    /// Until when it was held last.
+    pub(crate) held_until: Option<Instant>,
+    /// Its lane is held because the store could not take it.
+    pub(crate) waits_for_store: Option<StoreWait>,
+    /// It fails for good, and its key waits for it.
+    pub(crate) blocked: Option<BlockedHead>,
 }
 
 /// What a delivery starts with.
@@ -179,24 +196,27 @@ impl Delivery {
         stay: Stay,
         counters: Arc<Counters>,
     ) -> Self {
+        let headers = loan.headers;
+        let rare = (!headers.is_empty()).then(|| {
+            Box::new(Rare {
+                headers,
+                ..Rare::default()
+            })
+        });
         Self {
             identity: loan.identity,
             position: loan.position,
             scale: loan.scale,
             batch: loan.batch,
             body: loan.body,
-            headers: loan.headers,
             message,
             origin: None,
             received: Instant::now(),
             stay,
             waits: 0,
             waited_for: None,
-            not_before: None,
-            held_until: None,
             held: AtomicBool::new(false),
-            waits_for_store: None,
-            blocked: None,
+            rare,
             weight: None,
             place: loan.place,
             fate: Fate::Attempt,
@@ -207,6 +227,23 @@ impl Delivery {
             slot: 0,
             sequence: 0,
             lender: Some(loan.lender),
+        }
+    }
+
+    /// What few have, to be changed.
+    pub(crate) fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    /// Not before then, if that was said; said once.
+    pub(crate) fn take_not_before(&mut self) -> Option<Instant> {
+        self.rare.as_mut()?.not_before.take()
+    }
+
+    /// It waits for the store no longer.
+    pub(crate) fn goes_on_without_store(&mut self) {
+        if let Some(rare) = &mut self.rare {
+            rare.waits_for_store = None;
         }
     }
 
@@ -258,7 +295,8 @@ impl Delivery {
 
     /// How long it is to wait still, by the last hold.
     pub(crate) fn waits_until(&self) -> Option<Instant> {
-        self.held_until.filter(|until| *until > Instant::now())
+        let held_until = self.rare.as_ref()?.held_until;
+        held_until.filter(|until| *until > Instant::now())
     }
 
     /// The bytes it takes of memory: its body, and its payload where that is not a part of it.
@@ -306,7 +344,10 @@ impl Delivery {
             identity: self.identity.clone(),
             lane,
             body: self.body.clone(),
-            headers: self.headers.clone(),
+            headers: self
+                .rare
+                .as_ref()
+                .map_or_else(Vec::new, |rare| rare.headers.clone()),
             position: self.position,
         }
     }
@@ -321,18 +362,14 @@ impl Delivery {
             scale: self.scale,
             batch: self.batch,
             body: std::mem::take(&mut self.body),
-            headers: std::mem::take(&mut self.headers),
             message: self.message.clone(),
             origin: self.origin.take(),
             received: self.received,
             stay: self.stay,
             waits: self.waits,
             waited_for: self.waited_for,
-            not_before: self.not_before,
-            held_until: self.held_until,
             held: AtomicBool::new(*self.held.get_mut()),
-            waits_for_store: self.waits_for_store.take(),
-            blocked: self.blocked.take(),
+            rare: self.rare.take(),
             weight: self.weight.take(),
             place: self.place.take(),
             fate: std::mem::replace(&mut self.fate, Fate::Attempt),

@@ -316,10 +316,7 @@ impl Feeder {
         let (message, fate) = match parse::parse(&envelope, &stored) {
             Ok(message) => (message, Fate::Attempt),
             Err(malformed) => {
-                let fate = Fate::DeadLetter {
-                    reason: "malformed",
-                    text: malformed.text,
-                };
+                let fate = Fate::dead_letter("malformed", malformed.text);
                 let raw = Envelope::Raw {
                     pool: pool.name.clone(),
                     target: "".into(),

@@ -22,6 +22,7 @@ pub mod history;
 mod jitter;
 mod lane;
 pub mod lease;
+mod map;
 pub mod message;
 mod one_pool;
 pub mod outcome;

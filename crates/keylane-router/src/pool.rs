@@ -19,13 +19,14 @@ use crate::audit::{Audit, Line, Start, Violation};
 use crate::blocked::Blocked;
 use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
-use crate::delivery::{Delivery, Fate, Settlement, Wait};
+use crate::delivery::{Delivery, Fate, Letter, Settlement, Wait};
 use crate::dispatch::{Attempt, DynDispatch};
 use crate::feed::Fed;
 use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
 use crate::lane::{LaneId, any_source};
 use crate::lease::Lost;
+use crate::map::Map;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, LaneScope, Overflow, PoolPlan, Rate, Targets};
@@ -67,7 +68,7 @@ pub(crate) struct Shared {
     /// Running attempts are cut: the deadline of a stop has passed.
     pub(crate) cut: CancellationToken,
     /// What sources can do, by name.
-    pub(crate) sources: RwLock<HashMap<Arc<str>, Ability>>,
+    pub(crate) sources: RwLock<Map<Arc<str>, Ability>>,
     /// Who feeds stored keys; set once, when the router is made.
     pub(crate) router: OnceLock<Weak<Inner>>,
     /// Heads that an operator wants skipped.
@@ -99,7 +100,7 @@ pub(crate) struct Ability {
 
 impl Shared {
     pub(crate) fn returns(&self, source: &Arc<str>) -> bool {
-        self.ability(source).is_some_and(|source| source.returns)
+        self.ability(source, |source| source.returns) == Some(true)
     }
 
     /// Whether the source may get back what waits in this lane and go on receiving.
@@ -133,9 +134,9 @@ impl Shared {
 
     /// What happens to a lane of this source in a pool of this plan that is over.
     pub(crate) fn overflow(&self, plan: &PoolPlan, source: &Arc<str>) -> Overflow {
-        let by_itself = || match self.ability(source) {
-            Some(source) => source.overflow,
-            None => Overflow::Wait,
+        let by_itself = || {
+            let overflow = self.ability(source, |source| source.overflow);
+            overflow.unwrap_or(Overflow::Wait)
         };
         match plan.overflow.unwrap_or_else(by_itself) {
             // What sources share is in none of their stores.
@@ -144,17 +145,17 @@ impl Shared {
         }
     }
 
-    fn ability(&self, source: &Arc<str>) -> Option<Ability> {
+    fn ability<T>(&self, source: &Arc<str>, get: impl FnOnce(&Ability) -> T) -> Option<T> {
         let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
-        sources.get(source).cloned()
+        sources.get(source).map(get)
     }
 
     fn workers(&self, source: &Arc<str>) -> Option<Arc<Workers>> {
-        self.ability(source)?.workers
+        self.ability(source, |source| source.workers.clone())?
     }
 
     fn rejects(&self, source: &Arc<str>) -> bool {
-        self.ability(source).is_some_and(|source| source.rejects)
+        self.ability(source, |source| source.rejects) == Some(true)
     }
 
     /// The feeder of a stored key, started if need be.
@@ -742,7 +743,8 @@ impl Attempts {
         if let Some(skip) = self.shared.skips.take(&delivery.identity) {
             return self.skip_turn(delivery, skip).await;
         }
-        if let Some(until) = delivery.not_before.take().filter(|at| *at > Instant::now()) {
+        let not_before = delivery.take_not_before();
+        if let Some(until) = not_before.filter(|at| *at > Instant::now()) {
             return self.hold(delivery, until);
         }
         if self.belongs_to_the_store(&delivery) {
@@ -760,7 +762,8 @@ impl Attempts {
                 attempt.instrument(span).await
             }
             Fate::Delivered => self.delivered(delivery).await,
-            Fate::DeadLetter { reason, text } => {
+            Fate::DeadLetter(letter) => {
+                let Letter { reason, text } = *letter;
                 self.dead_letter(delivery, lane, reason, text).await
             }
             Fate::Return | Fate::Park { .. } | Fate::ParkBehind => Reply::Flush {
@@ -819,7 +822,8 @@ impl Attempts {
         };
         kept.sort_by_key(|job| job.sequence);
         let kept = kept.into_iter().map(|mut job| {
-            job.not_before = Some(self.after_panic(&mut job));
+            let until = self.after_panic(&mut job);
+            job.rare().not_before = Some(until);
             Queued::at(job.sequence, Box::new(job))
         });
         kept.collect()
@@ -836,7 +840,7 @@ impl Attempts {
         delivery.waits_for(Wait::Store);
         let until = Instant::now() + store_back_off(delivery.waits);
         delivery.waits += 1;
-        delivery.held_until = Some(until);
+        delivery.rare().held_until = Some(until);
         until
     }
 
@@ -958,7 +962,7 @@ impl Attempts {
         let (Some(scale), Some(position)) = (delivery.scale, delivery.position) else {
             return;
         };
-        if matches!(lane, LaneId::Alone { .. }) {
+        if lane.is_alone() {
             return;
         }
         let line = Line {
@@ -1106,7 +1110,7 @@ impl Attempts {
             }
             Next::Block(reason, time) => {
                 self.write_down(&mut delivery, &reason).await;
-                if delivery.blocked.is_none() {
+                if delivery.rare().blocked.is_none() {
                     let why = format!(
                         "{}: message {} failed {} times and keeps its key waiting: {}; mend its target, skip it or park the key",
                         lane.in_words(),
@@ -1114,7 +1118,8 @@ impl Attempts {
                         delivery.stay.failed,
                         reason.text
                     );
-                    delivery.blocked = Some(Box::new(self.blocked.add(&delivery.identity, why)));
+                    let blocked = self.blocked.add(&delivery.identity, why);
+                    delivery.rare().blocked = Some(blocked);
                 }
                 self.hold(delivery, Instant::now() + time)
             }
@@ -1137,7 +1142,7 @@ impl Attempts {
             Next::Park(reason) => {
                 self.write_down(&mut delivery, &reason).await;
                 delivery.fate = Fate::Park {
-                    reason: reason.text,
+                    reason: reason.text.into(),
                 };
                 Reply::Flush {
                     job: Some(delivery),
@@ -1213,7 +1218,7 @@ impl Attempts {
                 Reply::Done
             }
             Err(error) => {
-                delivery.fate = Fate::DeadLetter { reason, text };
+                delivery.fate = Fate::dead_letter(reason, text);
                 self.hold_for_store(delivery, &error)
             }
         }
@@ -1327,7 +1332,7 @@ impl Attempts {
         let trouble = &self.shared.store_trouble;
         trouble.fails(error);
         let wait = || trouble.wait(&self.name);
-        delivery.waits_for_store.get_or_insert_with(wait);
+        delivery.rare().waits_for_store.get_or_insert_with(wait);
         delivery.waits_for(Wait::Store);
         let until = Instant::now() + store_back_off(delivery.waits);
         delivery.waits += 1;
@@ -1338,7 +1343,7 @@ impl Attempts {
 
     fn hold(&self, mut delivery: Job, until: Instant) -> Reply<Job> {
         self.note_held(&delivery);
-        delivery.held_until = Some(until);
+        delivery.rare().held_until = Some(until);
         Reply::Hold {
             job: delivery,
             until: Some(until),

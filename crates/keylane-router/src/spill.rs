@@ -266,7 +266,7 @@ impl Attempts {
         let fed = self.is_fed(lane) && !self.is_draining();
         let mut keep = Vec::new();
         for mut queued in jobs {
-            queued.job.waits_for_store = None;
+            queued.job.goes_on_without_store();
             match (queued.job.is_stored(), stored) {
                 (true, _) if fed => keep.push(still_held(queued)),
                 (true, _) => self.stored(queued.job, ""),
@@ -423,9 +423,10 @@ impl Attempts {
         let head = &mut jobs[0].job;
         head.waits_for(Wait::Store);
         let until = now + store_back_off(head.waits);
-        head.held_until = head.held_until.max(Some(until));
         head.waits += 1;
-        head.waits_for_store
+        let rare = head.rare();
+        rare.held_until = rare.held_until.max(Some(until));
+        rare.waits_for_store
             .get_or_insert_with(|| trouble.wait(&self.name));
         jobs.into_iter().map(still_held).collect()
     }
@@ -491,6 +492,8 @@ impl Attempts {
 
 /// A flush ends holds: what was held goes on waiting.
 pub(crate) fn still_held(mut queued: Queued<Job>) -> Queued<Job> {
-    queued.job.not_before = queued.job.waits_until();
+    if let Some(until) = queued.job.waits_until() {
+        queued.job.rare().not_before = Some(until);
+    }
     queued
 }
