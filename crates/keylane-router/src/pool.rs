@@ -1,6 +1,6 @@
 //! A pool: its limits, its lanes, and what happens when the turn of a message comes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,14 +106,16 @@ impl Shared {
     /// Whether the source may get back what waits in this lane and go on receiving.
     pub(crate) fn takes_back(&self, lane: &LaneId, source: &Arc<str>) -> bool {
         // Alone in its lane, a message has no order.
-        matches!(lane, LaneId::Alone { .. })
-            || self.ability(source).is_none_or(|source| source.takes_back)
+        lane.is_alone()
+            || self
+                .ability(source, |source| source.takes_back)
+                .unwrap_or(true)
     }
 
     /// Whether what waits in this lane may be stored.
     pub(crate) fn spills(&self, lane: &LaneId, source: &Arc<str>) -> bool {
         // What sources share is in none of their stores.
-        lane.source() == source && self.ability(source).is_some_and(|source| source.spills)
+        lane.source() == source && self.ability(source, |source| source.spills) == Some(true)
     }
 
     /// A source of this lane that others read too, if there is one.

@@ -170,7 +170,7 @@ impl Attempts {
             _ => None,
         });
         if let Some(reason) = parks {
-            return self.park(lane, reason, jobs).await;
+            return self.park(lane, reason.into(), jobs).await;
         }
         match (head.job.fate.clone(), over) {
             _ if returns => self.give_back(lane, jobs, false).await,
