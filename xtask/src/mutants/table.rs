@@ -1124,7 +1124,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "late-http-2-connection-is-relied-on",
         invariant: "H3",
         file: CONNECTIONS,
-        find: "                shared.retired.store(true, Ordering::Relaxed);\n",
+        find: "            shared.retired.store(true, Ordering::Relaxed);\n",
         replace: "",
         test: DISPATCHED,
     },
