@@ -15,7 +15,7 @@ const TIMES: (&str, &str) = ("KEYLANE_CONFORMANCE_TIMES", "20");
 const SEED: &str = "KEYLANE_CONFORMANCE_SEED";
 
 /// Sources that need no broker, by the names of their test modules.
-const WITHOUT_BROKER: [&str; 3] = ["embedded", "bad", "locking"];
+const WITHOUT_BROKER: [&str; 5] = ["embedded", "bad", "locking", "lending", "own"];
 
 /// Runs the suite on one source, or on all.
 pub(crate) fn run(name: Option<&str>) -> Result<Answer> {

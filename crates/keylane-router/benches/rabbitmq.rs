@@ -47,6 +47,7 @@ fn main() {
         .await;
         sleeping(&broker, if quick { 5 } else { 20 }).await;
         latency(&broker, if quick { 200 } else { 1000 }).await;
+        memory(&broker).await;
     });
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("load average at the end: {}", load.trim());
@@ -324,6 +325,7 @@ async fn sleeping(broker: &Broker, rounds: u64) {
 
 /// How long after it was published a message reaches the handler, at 100 a second.
 async fn latency(broker: &Broker, messages: u64) {
+    let mut slowest = Vec::new();
     for which in ["plain lapin loop", "router"] {
         let queue = broker.queue(0).await;
         let latencies = Arc::new(Mutex::new(Vec::new()));
@@ -357,11 +359,50 @@ async fn latency(broker: &Broker, messages: u64) {
             at(0.5),
             at(0.99)
         );
+        slowest.push(at(0.99).as_secs_f64() * 1e3);
         for router in routers {
             router.stop(Duration::from_secs(5)).await;
         }
         broker.delete(&queue).await;
     }
+    println!(
+        "latency added at the p99: {:.2} ms",
+        slowest[1] - slowest[0]
+    );
+}
+
+/// What a consumer with so many workers takes, all of them busy and as many messages waiting as are
+/// fetched for them.
+async fn memory(broker: &Broker) {
+    // The first one pays for what all share, and is not told of.
+    for (n, workers) in [1, 1, 32, 100].into_iter().enumerate() {
+        let fetched = workers * 10;
+        let queue = broker.queue(fetched as u64).await;
+        let before = resident();
+        let done = Arc::new(Done::default());
+        let (sleep, begun) = (Duration::from_millis(500), Instant::now());
+        let some = Some(workers);
+        let router = router(&broker.url, &queue, some, sleep, done.clone(), None, begun).await;
+        while router.pools()[0].in_flight < workers {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let taken = resident().saturating_sub(before);
+        if n > 0 {
+            println!(
+                "memory, {workers} workers busy and {fetched} messages of {BODY} B fetched: {taken} kB more"
+            );
+        }
+        router.stop(Duration::from_secs(5)).await;
+        broker.delete(&queue).await;
+    }
+}
+
+/// This process's memory, in kB.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1));
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 fn median(rates: &mut [f64]) -> f64 {

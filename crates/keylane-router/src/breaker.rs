@@ -9,11 +9,12 @@
 //! and makes a call a value that gives its slot back when dropped. Who waits for an origin is the
 //! caller's business: a [`Change`] tells it when to look again.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::map::Map;
 use crate::outcome::Outcome;
 use crate::plan::BreakerPlan;
 
@@ -92,7 +93,7 @@ pub struct Ticket {
 pub struct Table {
     plan: BreakerPlan,
     capacity: usize,
-    places: HashMap<Arc<str>, usize>,
+    places: Map<Arc<str>, usize>,
     entries: Vec<Entry>,
     /// Where the search for an entry to forget goes on.
     hand: usize,
@@ -147,7 +148,7 @@ impl Table {
         Self {
             plan,
             capacity: capacity.max(1),
-            places: HashMap::new(),
+            places: Map::default(),
             entries: Vec::new(),
             hand: 0,
             unwell: 0,

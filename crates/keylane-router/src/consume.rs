@@ -1,9 +1,11 @@
 //! From a source to the lanes, and back: each message becomes a delivery, each settlement reaches
 //! the source, in order and in batches.
 
+use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
@@ -19,6 +21,7 @@ use crate::health::Trouble;
 use crate::jitter;
 use crate::lane::{LaneId, any_source};
 use crate::lease::{Book, Lease, Lost, Terms};
+use crate::map::Map;
 use crate::message::{BrokerId, Key, Message};
 use crate::one_pool::OnePool;
 use crate::parse::{self, Malformed};
@@ -35,6 +38,8 @@ use crate::unsettled::Counted;
 
 /// The most settlements sent to a source at once.
 const SETTLE_BATCH: usize = 1024;
+/// The most messages received at once: while a batch is taken apart it is in memory several times.
+const RECEIVE: usize = 2048;
 /// Where little of the window is free, this long is waited for more.
 const MOMENT: Duration = Duration::from_millis(2);
 /// How often a source that lends for a time is looked at in the length of a lease.
@@ -55,6 +60,8 @@ pub(crate) struct Consumer {
     pub(crate) scale: Option<Scale>,
     /// Receives nothing more.
     pub(crate) stop: CancellationToken,
+    /// It does.
+    takes_no_more: CancellationToken,
     /// The receiving and the settling task.
     tasks: TaskTracker,
     held: Arc<dyn HeldIds>,
@@ -63,6 +70,14 @@ pub(crate) struct Consumer {
 }
 
 impl Consumer {
+    /// Waits until nothing more comes from it into the lanes.
+    pub(crate) async fn received_all(&self) {
+        tokio::select! {
+            () = self.takes_no_more.cancelled() => {}
+            () = self.ended() => {}
+        }
+    }
+
     /// Waits until everything received was settled and the source is closed.
     pub(crate) async fn ended(&self) {
         self.tasks.wait().await;
@@ -125,6 +140,7 @@ pub(crate) fn start<S: Source>(
         terms,
         longest_loan: features.longest_loan,
         returns: features.returns(),
+        takes_back: features.ordered_return,
         router: router.clone(),
     });
     let settled = tasks.spawn(async move {
@@ -165,10 +181,11 @@ pub(crate) fn start<S: Source>(
         one_pool: features.key_lock.then(OnePool::default),
         target: "".into(),
     };
+    let no_more = takes_no_more.clone();
     tasks.spawn(async move {
         let mut source = consume.run().await;
         source.stop_taking().await;
-        takes_no_more.cancel();
+        no_more.cancel();
         // Everything that was received is settled before the connection goes.
         let _ = settled.await;
         source.close().await;
@@ -180,6 +197,7 @@ pub(crate) fn start<S: Source>(
         features,
         scale,
         stop,
+        takes_no_more,
         tasks,
         held,
         stage,
@@ -199,7 +217,7 @@ struct Held<R> {
 }
 
 struct Out<R> {
-    table: HashMap<BrokerId, Entry<R>>,
+    table: Map<BrokerId, Entry<R>>,
     /// Which lanes have how much of it.
     shares: Shares,
 }
@@ -252,7 +270,7 @@ struct Entry<R> {
 impl<R: Clone> Held<R> {
     fn new(window: NonZeroUsize) -> Self {
         let out = Out {
-            table: HashMap::new(),
+            table: Map::default(),
             shares: Shares::new(window),
         };
         Self {
@@ -577,6 +595,8 @@ impl<S: Source> Consume<S> {
     /// Receives until told to stop; hands the source back.
     async fn run(mut self) -> S {
         let mut back_off = FIRST_BACK_OFF;
+        // A source that failed and has brought nothing since is well once it has held out for a while.
+        let mut failed = false;
         let stop = self.stop.clone();
         while !stop.is_cancelled() {
             self.stage.block(Blocked::Window);
@@ -587,22 +607,43 @@ impl<S: Source> Consume<S> {
             };
             self.stage.unblock();
             let room = Room {
-                messages,
+                messages: messages.min(RECEIVE),
                 bytes: self.router.receive_bytes,
             };
-            let received = tokio::select! {
-                biased;
-                () = stop.cancelled() => break,
-                received = receive(&mut self.source, room, self.terms.as_deref()) => received,
+            let well = || self.router.health.well(Trouble::Source(self.name.clone()));
+            let received = {
+                let receiving = receive(&mut self.source, room, self.terms.as_deref());
+                let receiving = contained(receiving);
+                let mut receiving = std::pin::pin!(receiving);
+                let holds_out = tokio::time::sleep(back_off);
+                let mut holds_out = std::pin::pin!(holds_out);
+                loop {
+                    tokio::select! {
+                        biased;
+                        () = stop.cancelled() => break None,
+                        received = &mut receiving => break Some(received),
+                        () = &mut holds_out, if failed => {
+                            (failed, back_off) = (false, FIRST_BACK_OFF);
+                            well();
+                        }
+                    }
+                }
             };
+            let Some(received) = received else {
+                break;
+            };
+            let received = received.unwrap_or_else(|text| Err(self.panicked(text)));
             match received {
+                // It has connected again, and nothing more is known.
+                Ok((batch, _)) if failed && batch.is_empty() => {}
                 Ok((batch, lent)) => {
-                    back_off = FIRST_BACK_OFF;
-                    self.router.health.well(Trouble::Source(self.name.clone()));
+                    (failed, back_off) = (false, FIRST_BACK_OFF);
+                    well();
                     let (batch, lent) = self.still_lent(batch, lent).await;
                     self.take_batch(batch, lent).await;
                 }
                 Err(error) => {
+                    failed = true;
                     self.held.doubted.notify_one();
                     let trouble = Trouble::Source(self.name.clone());
                     self.router.health.trouble(trouble, error.to_string());
@@ -615,6 +656,14 @@ impl<S: Source> Consume<S> {
             }
         }
         self.source
+    }
+
+    fn panicked(&self, text: String) -> SourceError {
+        SourceError {
+            source_name: self.name.clone(),
+            text: format!("receiving panicked: {text}"),
+            permanent: false,
+        }
     }
 
     /// What may have been lent long ago, before this process was stopped, is renewed before
@@ -768,10 +817,7 @@ impl<S: Source> Consume<S> {
         // One worker takes one message after the other.
         let key = key.filter(|_| self.plan.workers != Some(NonZeroUsize::MIN));
         if let Some(key) = key {
-            return LaneId::Key {
-                source,
-                key: key.clone(),
-            };
+            return LaneId::key_of(source, key.clone());
         }
         let serial = match self.plan.keyless {
             _ if self.plan.workers == Some(NonZeroUsize::MIN) => true,
@@ -779,12 +825,9 @@ impl<S: Source> Consume<S> {
             None => self.features.keyless_serial,
         };
         if serial {
-            LaneId::Keyless { source }
+            LaneId::keyless(source)
         } else {
-            LaneId::Alone {
-                source,
-                id: id.clone(),
-            }
+            LaneId::alone(source, id.clone())
         }
     }
 
@@ -810,11 +853,12 @@ impl<S: Source> Consume<S> {
             return give_back(delivery);
         }
         let weight = tokio::select! {
-            weight = pool.weigh(delivery.bytes(), || self.relief.heavy(&pool)) => weight,
+            biased;
             () = self.stop.cancelled() => {
                 refused.insert(place);
                 return give_back(delivery);
             }
+            weight = pool.weigh(delivery.bytes(), || self.relief.heavy(&pool)) => weight,
         };
         delivery.weight = Some(weight);
         let held = self.held.clone();
@@ -917,6 +961,25 @@ impl<S: Source> Consume<S> {
     }
 }
 
+/// Runs what may panic: a source's panic is its trouble, and it is read again.
+async fn contained<T>(future: impl Future<Output = T>) -> Result<T, String> {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|cx| {
+        let poll = std::panic::AssertUnwindSafe(|| future.as_mut().poll(cx));
+        match std::panic::catch_unwind(poll) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(text_of(&*panic))),
+        }
+    })
+    .await
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "without a word".to_owned())
+}
+
 /// Receives a batch; answers also since when it is lent, at the earliest.
 ///
 /// A process that was stopped may find messages that came long ago. So the source is looked at
@@ -950,20 +1013,15 @@ fn give_back(delivery: Box<Delivery>) {
 }
 
 fn malformed_fate(malformed: Malformed) -> Fate {
-    Fate::DeadLetter {
-        reason: "malformed",
-        text: malformed.text,
-    }
+    Fate::dead_letter("malformed", malformed.text)
 }
 
 fn too_large(delivery: &Delivery, plan: &PoolPlan) -> Option<Fate> {
     let size = delivery.body.len() as u64;
-    (size > plan.max_message).then(|| Fate::DeadLetter {
-        reason: "too-large",
-        text: format!(
-            "{size} bytes; max_message of its pool is {}",
-            plan.max_message
-        ),
+    (size > plan.max_message).then(|| {
+        let most = plan.max_message;
+        let text = format!("{size} bytes; max_message of its pool is {most}");
+        Fate::dead_letter("too-large", text)
     })
 }
 
@@ -1013,7 +1071,7 @@ impl<T: Settler> Settle<T> {
                 self.stage.settle(run.ids.len());
                 gave_up = !self.settle(&run.settlement, run.ids).await;
                 self.stage.settled();
-                // Durable now: a crash repeats none of these.
+                // The source knows now: a crash repeats none of these.
                 drop(run.counted);
             }
         }

@@ -112,6 +112,8 @@ pub struct PoolGauges {
     pub stalled: usize,
     /// Keys whose head fails for good.
     pub blocked: usize,
+    /// Keys that the store cannot take.
+    pub waits_for_store: usize,
     pub bytes: u64,
 }
 
@@ -244,6 +246,7 @@ impl Registry {
             self.unknown_pool.get()
         );
         render_gauges(&mut out, pools);
+        render_blocked(&mut out, pools);
         out
     }
 }
@@ -380,6 +383,27 @@ fn render_gauges(out: &mut String, pools: &[PoolGauges]) {
                 "keylane_{name}{{pool=\"{}\"}} {}",
                 escape(&pool.pool),
                 value(pool)
+            );
+        }
+    }
+}
+
+/// Why keys wait that will not go on by themselves.
+fn render_blocked(out: &mut String, pools: &[PoolGauges]) {
+    let reasons: [(&str, GaugeOf); 2] = [
+        ("block", |pool| pool.blocked as u64),
+        ("store", |pool| pool.waits_for_store as u64),
+    ];
+    let _ = writeln!(
+        out,
+        "# HELP keylane_lanes_blocked Keys that wait for somebody to do something, by why: their head fails for good, the store cannot take them.\n# TYPE keylane_lanes_blocked gauge"
+    );
+    for pool in pools {
+        for (reason, value) in reasons {
+            let (name, value) = (escape(&pool.pool), value(pool));
+            let _ = writeln!(
+                out,
+                "keylane_lanes_blocked{{pool=\"{name}\",reason=\"{reason}\"}} {value}"
             );
         }
     }

@@ -15,9 +15,11 @@ use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::lease::Lease;
 use crate::message::{BrokerId, Identity, Message};
+use crate::rescue;
 use crate::room::Place;
 use crate::source::BatchId;
 use crate::store::{LaneName, Stay, Stored};
+use crate::store_trouble::StoreWait;
 use crate::unsettled::Counted;
 use crate::weight::Weight;
 
@@ -43,12 +45,7 @@ pub(crate) enum Fate {
     /// Its target has it, but the lease was lost meanwhile: ack it should it come again.
     Delivered,
     /// Store it as a dead letter.
-    DeadLetter {
-        /// A short class.
-        reason: &'static str,
-        /// A sentence.
-        text: String,
-    },
+    DeadLetter(Box<Letter>),
     /// Give it back, with everything behind it.
     Return,
     /// Its key is stored: store it behind that.
@@ -56,8 +53,34 @@ pub(crate) enum Fate {
     /// Store its key whole.
     Park {
         /// A sentence.
-        reason: String,
+        reason: Box<str>,
     },
+}
+
+/// What a delivery waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Its target says "not yet".
+    NotYet,
+    /// Its target is busy.
+    Busy,
+    /// The store cannot be written.
+    Store,
+}
+
+/// Why a message becomes a dead letter.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Letter {
+    /// A short class.
+    pub(crate) reason: &'static str,
+    /// A sentence.
+    pub(crate) text: String,
+}
+
+impl Fate {
+    pub(crate) fn dead_letter(reason: &'static str, text: String) -> Self {
+        Self::DeadLetter(Box::new(Letter { reason, text }))
+    }
 }
 
 /// Who is told how a loan ended.
@@ -99,7 +122,7 @@ pub(crate) struct Settled<I> {
     pub(crate) counted: Option<Counted>,
 }
 
-/// A message on loan, with how it fared so far.
+/// A message on loan, with how it fared so far. There may be very many: what few have is apart.
 pub(crate) struct Delivery {
     pub(crate) identity: Identity,
     pub(crate) position: Option<u64>,
@@ -107,23 +130,17 @@ pub(crate) struct Delivery {
     pub(crate) scale: Option<Scale>,
     pub(crate) batch: BatchId,
     pub(crate) body: Bytes,
-    pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
     pub(crate) message: Message,
     /// Whom it will be sent to, for the breaker.
     pub(crate) origin: Option<Arc<str>>,
     pub(crate) received: Instant,
     pub(crate) stay: Stay,
-    /// How often in a row the target said "not yet" or "busy", or the store could not write.
+    /// How often in a row it had to wait for the same.
     pub(crate) waits: u32,
-    pub(crate) not_before: Option<Instant>,
-    /// Until when it was held last.
-    pub(crate) held_until: Option<Instant>,
+    waited_for: Option<Wait>,
     /// Whether it was held at all.
     held: AtomicBool,
-    /// Its lane is held because the store could not take it.
-    pub(crate) waits_for_store: bool,
-    /// It fails for good, and its key waits for it.
-    pub(crate) blocked: Option<Box<BlockedHead>>,
+    rare: Option<Box<Rare>>,
     /// What it takes of its pool's byte budget; given back when it is dropped.
     pub(crate) weight: Option<Weight>,
     /// Its lane in the window of its source, if it came from there.
@@ -135,7 +152,25 @@ pub(crate) struct Delivery {
     pub(crate) lease: Option<Arc<Lease>>,
     /// While an attempt is under way, and from then on if it was the last.
     pub(crate) counted: Option<Counted>,
+    /// Where its last attempt ran, for the log.
+    pub(crate) slot: usize,
+    /// Its place in its lane, while a flush has it.
+    pub(crate) sequence: u64,
     lender: Option<Lender>,
+}
+
+/// What few deliveries have.
+#[derive(Default)]
+pub(crate) struct Rare {
+    /// The broker's own.
+    headers: Vec<(Arc<str>, Arc<str>)>,
+    pub(crate) not_before: Option<Instant>,
+    /// Until when it was held last.
+    pub(crate) held_until: Option<Instant>,
+    /// Its lane is held because the store could not take it.
+    pub(crate) waits_for_store: Option<StoreWait>,
+    /// It fails for good, and its key waits for it.
+    pub(crate) blocked: Option<BlockedHead>,
 }
 
 /// What a delivery starts with.
@@ -161,23 +196,27 @@ impl Delivery {
         stay: Stay,
         counters: Arc<Counters>,
     ) -> Self {
+        let headers = loan.headers;
+        let rare = (!headers.is_empty()).then(|| {
+            Box::new(Rare {
+                headers,
+                ..Rare::default()
+            })
+        });
         Self {
             identity: loan.identity,
             position: loan.position,
             scale: loan.scale,
             batch: loan.batch,
             body: loan.body,
-            headers: loan.headers,
             message,
             origin: None,
             received: Instant::now(),
             stay,
             waits: 0,
-            not_before: None,
-            held_until: None,
+            waited_for: None,
             held: AtomicBool::new(false),
-            waits_for_store: false,
-            blocked: None,
+            rare,
             weight: None,
             place: loan.place,
             fate: Fate::Attempt,
@@ -185,7 +224,26 @@ impl Delivery {
             counters,
             lease: loan.lease,
             counted: None,
+            slot: 0,
+            sequence: 0,
             lender: Some(loan.lender),
+        }
+    }
+
+    /// What few have, to be changed.
+    pub(crate) fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    /// Not before then, if that was said; said once.
+    pub(crate) fn take_not_before(&mut self) -> Option<Instant> {
+        self.rare.as_mut()?.not_before.take()
+    }
+
+    /// It waits for the store no longer.
+    pub(crate) fn goes_on_without_store(&mut self) {
+        if let Some(rare) = &mut self.rare {
+            rare.waits_for_store = None;
         }
     }
 
@@ -228,9 +286,17 @@ impl Delivery {
         }
     }
 
+    /// It has to wait for this: what it waited for before does not count any more.
+    pub(crate) fn waits_for(&mut self, wait: Wait) {
+        if self.waited_for.replace(wait) != Some(wait) {
+            self.waits = 0;
+        }
+    }
+
     /// How long it is to wait still, by the last hold.
     pub(crate) fn waits_until(&self) -> Option<Instant> {
-        self.held_until.filter(|until| *until > Instant::now())
+        let held_until = self.rare.as_ref()?.held_until;
+        held_until.filter(|until| *until > Instant::now())
     }
 
     /// The bytes it takes of memory: its body, and its payload where that is not a part of it.
@@ -278,14 +344,51 @@ impl Delivery {
             identity: self.identity.clone(),
             lane,
             body: self.body.clone(),
-            headers: self.headers.clone(),
+            headers: self
+                .rare
+                .as_ref()
+                .map_or_else(Vec::new, |rare| rare.headers.clone()),
             position: self.position,
+        }
+    }
+}
+
+impl Delivery {
+    /// All of it that matters, out of one that is being dropped. No attempt is under way any more.
+    fn rescued(&mut self) -> Self {
+        Self {
+            identity: self.identity.clone(),
+            position: self.position,
+            scale: self.scale,
+            batch: self.batch,
+            body: std::mem::take(&mut self.body),
+            message: self.message.clone(),
+            origin: self.origin.take(),
+            received: self.received,
+            stay: self.stay,
+            waits: self.waits,
+            waited_for: self.waited_for,
+            held: AtomicBool::new(*self.held.get_mut()),
+            rare: self.rare.take(),
+            weight: self.weight.take(),
+            place: self.place.take(),
+            fate: std::mem::replace(&mut self.fate, Fate::Attempt),
+            lane: self.lane.clone(),
+            counters: self.counters.clone(),
+            lease: self.lease.take(),
+            counted: None,
+            slot: self.slot,
+            sequence: self.sequence,
+            lender: self.lender.take(),
         }
     }
 }
 
 impl Drop for Delivery {
     fn drop(&mut self) {
+        if self.lender.is_some() && rescue::keeps() {
+            return rescue::keep(self.rescued());
+        }
         if let Some(Lender::Row(..)) = self.lender
             && let Some(lender) = self.lender.take()
         {

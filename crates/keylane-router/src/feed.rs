@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
 use crate::fault;
-use crate::health::Trouble;
 use crate::lane::LaneId;
 use crate::message::Identity;
 use crate::parse;
@@ -19,6 +18,7 @@ use crate::pool::Pool;
 use crate::router::Inner;
 use crate::source::BatchId;
 use crate::store::{LaneName, ParkedRow, StoreError};
+use crate::store_trouble::StoreWait;
 use crate::unsettled::Counted;
 
 /// How many rows are in the lane at once,
@@ -64,8 +64,10 @@ impl Feeders {
             to: to.clone(),
             events,
             out: BTreeMap::new(),
+            since: BTreeMap::new(),
             done: Vec::new(),
             not_before: None,
+            waits_for_store: None,
             moment: MOMENT,
         };
         router.tasks.spawn(feeder.run());
@@ -91,9 +93,14 @@ struct Feeder {
     events: mpsc::UnboundedReceiver<Fed>,
     /// Rows that are in the lane.
     out: BTreeMap<u64, Identity>,
+    /// When rows that are not resolved were fed first: a row that left the memory is no younger
+    /// when it comes again. No more than were ever in the lane at once, and nothing after a restart.
+    since: BTreeMap<u64, Instant>,
     /// Rows that are resolved and still in the store; what is fed next comes behind them.
     done: Vec<Done>,
     not_before: Option<Instant>,
+    /// The store could not be written or read.
+    waits_for_store: Option<StoreWait>,
     /// The next wait for what nobody tells of.
     moment: Duration,
 }
@@ -149,11 +156,14 @@ impl Feeder {
         }
         match settled.settlement {
             // A row is ours: what is rejected of it was stored or dropped before.
-            Settlement::Ack | Settlement::Reject => self.done.push(Done {
-                row: settled.id,
-                identity,
-                _counted: settled.counted,
-            }),
+            Settlement::Ack | Settlement::Reject => {
+                self.since.remove(&settled.id);
+                self.done.push(Done {
+                    row: settled.id,
+                    identity,
+                    _counted: settled.counted,
+                });
+            }
             Settlement::Return { delay } => {
                 let at = Instant::now() + delay;
                 self.not_before = self.not_before.max(Some(at));
@@ -175,7 +185,8 @@ impl Feeder {
         match self.router.store.unpark(self.lane.clone(), rows).await {
             Ok(()) => {
                 fault::point("feed:removed");
-                self.router.health.well(Trouble::Store);
+                self.waits_for_store = None;
+                self.router.shared.store_trouble.works();
                 self.moment = MOMENT;
                 self.done.drain(..safe);
             }
@@ -184,13 +195,15 @@ impl Feeder {
     }
 
     async fn trouble(&mut self, error: &StoreError) {
-        let health = &self.router.health;
-        health.trouble(Trouble::Store, error.to_string());
+        let trouble = &self.router.shared.store_trouble;
+        trouble.fails(error);
         if *error == StoreError::Closed || self.router.stop_taking.is_cancelled() {
             // What is in the store is fed again by the next start.
             self.done.clear();
             return;
         }
+        let wait = || trouble.wait(&self.lane.pool);
+        self.waits_for_store.get_or_insert_with(wait);
         self.pause().await;
     }
 
@@ -275,6 +288,7 @@ impl Feeder {
             Err(error) => return self.trouble(&error).await,
         };
         fault::point("feed:read");
+        self.waits_for_store = None;
         // Somebody may have parked it meanwhile.
         if !self.is_wanted() {
             return;
@@ -284,6 +298,8 @@ impl Feeder {
             let (number, identity) = (row.row, row.message.identity.clone());
             let mut delivery = self.delivery(&pool, row);
             delivery.weight = Some(weight.split(delivery.bytes()));
+            let since = self.since.entry(number);
+            delivery.received = *since.or_insert(delivery.received);
             self.out.insert(number, identity);
             if let Err(refused) = pool.push_row(delivery) {
                 let delay = MOMENT;
@@ -300,10 +316,7 @@ impl Feeder {
         let (message, fate) = match parse::parse(&envelope, &stored) {
             Ok(message) => (message, Fate::Attempt),
             Err(malformed) => {
-                let fate = Fate::DeadLetter {
-                    reason: "malformed",
-                    text: malformed.text,
-                };
+                let fate = Fate::dead_letter("malformed", malformed.text);
                 let raw = Envelope::Raw {
                     pool: pool.name.clone(),
                     target: "".into(),

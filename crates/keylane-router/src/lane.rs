@@ -1,6 +1,10 @@
 //! Which lane a message belongs to.
 
-use std::sync::Arc;
+use std::fmt;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::{Arc, LazyLock};
+
+use foldhash::quality::RandomState;
 
 use crate::message::{BrokerId, Key};
 use crate::store::LaneName;
@@ -8,9 +12,21 @@ use crate::store::LaneName;
 /// Stands for "whatever the source" in lanes that sources share.
 const ANY_SOURCE: &str = "*";
 
-/// A lane of a pool.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum LaneId {
+/// Lanes' names are hashed once, when they are made: each message's way asks for its lane many times.
+static HASH: LazyLock<RandomState> = LazyLock::new(RandomState::default);
+
+/// A lane of a pool. One pointer, cheap to clone and to hash.
+#[derive(Clone)]
+pub(crate) struct LaneId(Arc<Named>);
+
+#[derive(PartialEq, Eq)]
+struct Named {
+    hash: u64,
+    lane: Lane,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Lane {
     /// The lane of one key.
     Key { source: Arc<str>, key: Key },
     /// The one lane of all keyless messages.
@@ -19,10 +35,55 @@ pub(crate) enum LaneId {
     Alone { source: Arc<str>, id: BrokerId },
 }
 
+impl PartialEq for LaneId {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0 == other.0
+    }
+}
+
+impl Eq for LaneId {}
+
+impl Hash for LaneId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0.hash);
+    }
+}
+
+impl fmt::Debug for LaneId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.lane.fmt(f)
+    }
+}
+
 impl LaneId {
+    fn new(lane: Lane) -> Self {
+        let hash = HASH.hash_one(&lane);
+        Self(Arc::new(Named { hash, lane }))
+    }
+
+    /// The lane of one key.
+    pub(crate) fn key_of(source: Arc<str>, key: Key) -> Self {
+        Self::new(Lane::Key { source, key })
+    }
+
+    /// The one lane of all keyless messages.
+    pub(crate) fn keyless(source: Arc<str>) -> Self {
+        Self::new(Lane::Keyless { source })
+    }
+
+    /// A lane of its own: a keyless message among keyless messages that run side by side.
+    pub(crate) fn alone(source: Arc<str>, id: BrokerId) -> Self {
+        Self::new(Lane::Alone { source, id })
+    }
+
+    /// Whether it is one message's own.
+    pub(crate) fn is_alone(&self) -> bool {
+        matches!(self.0.lane, Lane::Alone { .. })
+    }
+
     pub(crate) fn source(&self) -> &Arc<str> {
-        match self {
-            Self::Key { source, .. } | Self::Keyless { source } | Self::Alone { source, .. } => {
+        match &self.0.lane {
+            Lane::Key { source, .. } | Lane::Keyless { source } | Lane::Alone { source, .. } => {
                 source
             }
         }
@@ -42,9 +103,9 @@ impl LaneId {
     }
 
     pub(crate) fn key(&self) -> Option<&Key> {
-        match self {
-            Self::Key { key, .. } => Some(key),
-            Self::Keyless { .. } | Self::Alone { .. } => None,
+        match &self.0.lane {
+            Lane::Key { key, .. } => Some(key),
+            Lane::Keyless { .. } | Lane::Alone { .. } => None,
         }
     }
 
@@ -54,8 +115,8 @@ impl LaneId {
             source: self.source().clone(),
             pool: pool.clone(),
             key: self.key().cloned(),
-            alone: match self {
-                Self::Alone { id, .. } => Some(id.clone()),
+            alone: match &self.0.lane {
+                Lane::Alone { id, .. } => Some(id.clone()),
                 _ => None,
             },
         }
@@ -65,15 +126,9 @@ impl LaneId {
     pub(crate) fn of(name: &LaneName) -> Self {
         let source = name.source.clone();
         match (&name.key, &name.alone) {
-            (Some(key), _) => Self::Key {
-                source,
-                key: key.clone(),
-            },
-            (None, Some(id)) => Self::Alone {
-                source,
-                id: id.clone(),
-            },
-            (None, None) => Self::Keyless { source },
+            (Some(key), _) => Self::key_of(source, key.clone()),
+            (None, Some(id)) => Self::alone(source, id.clone()),
+            (None, None) => Self::keyless(source),
         }
     }
 }

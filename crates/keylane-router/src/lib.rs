@@ -22,6 +22,7 @@ pub mod history;
 mod jitter;
 mod lane;
 pub mod lease;
+mod map;
 pub mod message;
 mod one_pool;
 pub mod outcome;
@@ -33,16 +34,19 @@ mod process;
 pub mod rabbitmq;
 mod recent;
 mod renew;
+mod rescue;
 mod room;
 mod route;
 mod router;
 mod runs;
+mod skips;
 pub mod source;
 mod spill;
 #[cfg(feature = "sqs")]
 pub mod sqs;
 mod stage;
 pub mod store;
+mod store_trouble;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod unsettled;

@@ -1,6 +1,6 @@
 //! A pool: its limits, its lanes, and what happens when the turn of a message comes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,24 +19,29 @@ use crate::audit::{Audit, Line, Start, Violation};
 use crate::blocked::Blocked;
 use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
-use crate::delivery::{Delivery, Fate, Settlement};
+use crate::delivery::{Delivery, Fate, Letter, Settlement, Wait};
 use crate::dispatch::{Attempt, DynDispatch};
 use crate::feed::Fed;
 use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
-use crate::lane::LaneId;
+use crate::lane::{LaneId, any_source};
 use crate::lease::Lost;
+use crate::map::Map;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, LaneScope, Overflow, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
+use crate::rescue;
 use crate::route::DEFAULT;
 use crate::router::Inner;
 use crate::runs::{Doing, Run, Runs, Watched};
+use crate::skips::{Skip, Skips};
+use crate::source::BatchId;
 use crate::spill::{Over, Overflowing, still_held};
 use crate::store::{
     AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
 };
+use crate::store_trouble::StoreTrouble;
 use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 use crate::watch;
@@ -46,8 +51,8 @@ use crate::workers::Workers;
 /// The longest wait between two tries to write to a store.
 const STORE_BACK_OFF: Duration = Duration::from_secs(30);
 
-/// A lane that was promised a worker, and found none, asks again after this.
-const NO_WORKER: Duration = Duration::from_millis(1);
+/// A lane that was promised a worker or a probe, and found none, asks again after this.
+const TAKEN: Duration = Duration::from_millis(1);
 
 /// A window or a budget that is full for this long has lanes in it that have more than their part.
 pub(crate) const FULL_FOR: Duration = Duration::from_millis(100);
@@ -59,14 +64,15 @@ pub(crate) struct Shared {
     pub(crate) breakers: Breakers,
     pub(crate) waits: Arc<BreakerWaits>,
     pub(crate) health: Arc<Health>,
+    pub(crate) store_trouble: Arc<StoreTrouble>,
     /// Running attempts are cut: the deadline of a stop has passed.
     pub(crate) cut: CancellationToken,
     /// What sources can do, by name.
-    pub(crate) sources: RwLock<HashMap<Arc<str>, Ability>>,
+    pub(crate) sources: RwLock<Map<Arc<str>, Ability>>,
     /// Who feeds stored keys; set once, when the router is made.
     pub(crate) router: OnceLock<Weak<Inner>>,
-    /// Heads that an operator wants skipped if the attempt under way fails.
-    pub(crate) skips: Mutex<HashMap<Identity, Skip>>,
+    /// Heads that an operator wants skipped.
+    pub(crate) skips: Skips,
     /// Looks at the order of first starts.
     pub(crate) audit: Audit,
     /// Where the router's part of a history is written down, if anywhere.
@@ -82,27 +88,57 @@ pub(crate) struct Ability {
     pub(crate) rejects: bool,
     /// It takes messages back in order and with a delay.
     pub(crate) returns: bool,
+    /// What is given back while it goes on receiving breaks no order that it promises.
+    pub(crate) takes_back: bool,
+    /// Its keys may be stored.
+    pub(crate) spills: bool,
+    /// Others read it too.
+    pub(crate) many: bool,
     /// What is done with its lanes that are over, where no pool says so.
     pub(crate) overflow: Overflow,
 }
 
-/// Who wants a message skipped, and why.
-#[derive(Clone, Debug)]
-pub(crate) struct Skip {
-    pub(crate) who: String,
-    pub(crate) why: String,
-}
-
 impl Shared {
     pub(crate) fn returns(&self, source: &Arc<str>) -> bool {
-        self.ability(source).is_some_and(|source| source.returns)
+        self.ability(source, |source| source.returns) == Some(true)
+    }
+
+    /// Whether the source may get back what waits in this lane and go on receiving.
+    pub(crate) fn takes_back(&self, lane: &LaneId, source: &Arc<str>) -> bool {
+        // Alone in its lane, a message has no order.
+        lane.is_alone()
+            || self
+                .ability(source, |source| source.takes_back)
+                .unwrap_or(true)
+    }
+
+    /// Whether what waits in this lane may be stored.
+    pub(crate) fn spills(&self, lane: &LaneId, source: &Arc<str>) -> bool {
+        // What sources share is in none of their stores.
+        lane.source() == source && self.ability(source, |source| source.spills) == Some(true)
+    }
+
+    /// A source of this lane that others read too, if there is one.
+    pub(crate) fn read_by_many(&self, lane: &LaneName) -> Option<Arc<str>> {
+        let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
+        let mut of_lane = sources
+            .iter()
+            .filter(|(name, _)| LaneId::is_shared(lane) || **name == lane.source);
+        let many = of_lane.find(|(_, source)| source.many);
+        many.map(|(name, _)| name.clone())
+    }
+
+    /// Whether no source receives any more.
+    pub(crate) fn stops(&self) -> bool {
+        let router = self.router.get().and_then(Weak::upgrade);
+        router.is_none_or(|router| router.stop_taking.is_cancelled())
     }
 
     /// What happens to a lane of this source in a pool of this plan that is over.
     pub(crate) fn overflow(&self, plan: &PoolPlan, source: &Arc<str>) -> Overflow {
-        let by_itself = || match self.ability(source) {
-            Some(source) => source.overflow,
-            None => Overflow::Wait,
+        let by_itself = || {
+            let overflow = self.ability(source, |source| source.overflow);
+            overflow.unwrap_or(Overflow::Wait)
         };
         match plan.overflow.unwrap_or_else(by_itself) {
             // What sources share is in none of their stores.
@@ -111,17 +147,17 @@ impl Shared {
         }
     }
 
-    fn ability(&self, source: &Arc<str>) -> Option<Ability> {
+    fn ability<T>(&self, source: &Arc<str>, get: impl FnOnce(&Ability) -> T) -> Option<T> {
         let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
-        sources.get(source).cloned()
+        sources.get(source).map(get)
     }
 
     fn workers(&self, source: &Arc<str>) -> Option<Arc<Workers>> {
-        self.ability(source)?.workers
+        self.ability(source, |source| source.workers.clone())?
     }
 
     fn rejects(&self, source: &Arc<str>) -> bool {
-        self.ability(source).is_some_and(|source| source.rejects)
+        self.ability(source, |source| source.rejects) == Some(true)
     }
 
     /// The feeder of a stored key, started if need be.
@@ -144,15 +180,6 @@ impl Shared {
             if let Err(error) = history.record(event.outcome(outcome)) {
                 tracing::error!("the history cannot be written: {error}");
             }
-        }
-    }
-
-    fn take_skip(&self, identity: &Identity) -> Option<Skip> {
-        let mut skips = self.skips.lock().unwrap_or_else(PoisonError::into_inner);
-        if skips.is_empty() {
-            None
-        } else {
-            skips.remove(identity)
         }
     }
 }
@@ -304,6 +331,10 @@ impl Pool {
     pub(crate) fn push(&self, delivery: Box<Delivery>, limited: bool) -> Result<Pushed, NotPut> {
         // Several sources may share a lane: nobody comes between the look and the push.
         let _one_at_a_time = self.pushing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_draining() {
+            let closed = true;
+            return Err(NotPut { delivery, closed });
+        }
         let lane = delivery.lane.clone();
         let state = self.executor.lane(&lane);
         let before = state.map_or(0, |lane| lane.running + lane.waiting);
@@ -432,23 +463,51 @@ impl Pool {
         self.executor.resume(lane)
     }
 
-    pub(crate) fn take_head(&self, lane: &LaneId, identity: &Identity) -> Option<Box<Delivery>> {
-        self.executor
-            .take_head(lane, |head| head.identity == *identity && !head.is_lost())
-    }
-
-    /// The identities that wait in a lane, oldest first, and how the lane is.
-    pub(crate) fn waiting(&self, lane: &LaneId) -> Vec<Identity> {
-        let identities = self.executor.inspect(lane, |_, jobs| {
-            jobs.map(|delivery| delivery.identity.clone()).collect()
+    /// Calls `note` if this message is the first of its lane and waits there; it cannot start
+    /// before that, and then the lane is flushed. Whether it was.
+    pub(crate) fn flush_head(
+        &self,
+        lane: &LaneId,
+        identity: &Identity,
+        note: impl FnOnce(),
+    ) -> bool {
+        // What runs is before what waits, unless several run at once.
+        let one = lane_concurrency(&self.plan(), lane) == 1;
+        let noted = self.executor.inspect(lane, |stats, jobs| {
+            let front = jobs.next();
+            let meant = front.is_some_and(|head| head.identity == *identity && !head.is_lost());
+            let first = meant && (stats.running == 0 || !one);
+            if first {
+                note();
+            }
+            first
         });
-        identities.unwrap_or_default()
+        noted == Some(true) && {
+            self.flush_behind(lane);
+            true
+        }
     }
 
-    /// The lanes of one source.
+    /// Whether this message is under way.
+    pub(crate) fn runs(&self, identity: &Identity) -> bool {
+        self.runs.has(identity)
+    }
+
+    /// The lanes of one source, and those it shares that may have something of it.
     pub(crate) fn lanes_of(&self, source: &Arc<str>) -> Vec<LaneId> {
         let mut lanes = self.executor.keys();
-        lanes.retain(|lane| lane.source() == source);
+        let shared = any_source();
+        let has_some = |lane: &LaneId| {
+            let has = self.executor.inspect(lane, |stats, jobs| {
+                let mut jobs = jobs.map(|job| job.identity.source == *source);
+                stats.running > 0 || jobs.any(|of_it| of_it)
+            });
+            has == Some(true)
+        };
+        lanes.retain(|lane| match lane.source() {
+            of if of == source => true,
+            of => *of == shared && has_some(lane),
+        });
         lanes
     }
 
@@ -463,6 +522,7 @@ impl Pool {
             bytes: self.weights.used(),
             stalled: 0,
             blocked: self.blocked.len(),
+            waits_for_store: 0,
         }
     }
 
@@ -501,6 +561,20 @@ impl Pool {
     pub(crate) async fn drain(&self, deadline: Duration) -> bool {
         self.draining.store(true, Ordering::SeqCst);
         self.executor.drain(deadline).await
+    }
+
+    /// Takes nothing more, unless it holds lanes that cannot be given back or stored.
+    pub(crate) fn close(&self, shared: &Shared) -> bool {
+        let _nobody_pushes = self.pushing.lock().unwrap_or_else(PoisonError::into_inner);
+        let stays = |lane: &LaneId| {
+            let source = lane.source();
+            !shared.takes_back(lane, source) && !shared.spills(lane, source) && self.has(lane)
+        };
+        let closes = !self.executor.keys().iter().any(stays);
+        if closes {
+            self.draining.store(true, Ordering::SeqCst);
+        }
+        closes
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -632,12 +706,47 @@ impl Handler<LaneId, Job> for Attempts {
         }
     }
 
-    async fn handle(&self, mut delivery: Job, slot: usize) -> Reply<Job> {
+    async fn handle(&self, delivery: Job, slot: usize) -> Reply<Job> {
+        match rescue::keeping(self.turn(delivery, slot)).await {
+            Ok(reply) => reply,
+            Err(mut kept) => {
+                let job = kept.pop().map(Box::new);
+                job.map_or(Reply::Done, |job| self.panicked(job))
+            }
+        }
+    }
+
+    async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        self.in_place(jobs, |jobs| self.flush_all(lane, jobs)).await
+    }
+
+    async fn flushed_behind(
+        &self,
+        lane: LaneId,
+        jobs: Vec<Queued<Job>>,
+        running: usize,
+    ) -> Vec<Queued<Job>> {
+        self.in_place(jobs, |jobs| self.flush_waiting(lane, jobs, running))
+            .await
+    }
+}
+
+impl Attempts {
+    pub(crate) fn pool(&self) -> Option<Arc<Pool>> {
+        self.pool.get()?.upgrade()
+    }
+
+    /// What is done with a message whose turn has come.
+    async fn turn(&self, mut delivery: Job, slot: usize) -> Reply<Job> {
         let lane = delivery.lane.clone();
         if delivery.is_lost() {
             return self.lost_turn(delivery);
         }
-        if let Some(until) = delivery.not_before.take().filter(|at| *at > Instant::now()) {
+        if let Some(skip) = self.shared.skips.take(&delivery.identity) {
+            return self.skip_turn(delivery, skip).await;
+        }
+        let not_before = delivery.take_not_before();
+        if let Some(until) = not_before.filter(|at| *at > Instant::now()) {
             return self.hold(delivery, until);
         }
         if self.belongs_to_the_store(&delivery) {
@@ -648,26 +757,34 @@ impl Handler<LaneId, Job> for Attempts {
             _ => Doing::Storing,
         };
         let run = self.runs.begin(slot, &delivery, doing);
-        match delivery.fate.clone() {
+        let reply = match delivery.fate.clone() {
             Fate::Attempt => {
                 let span = self.span(&delivery, slot);
                 let attempt = self.attempt(delivery, lane, slot, &run);
                 attempt.instrument(span).await
             }
             Fate::Delivered => self.delivered(delivery).await,
-            Fate::DeadLetter { reason, text } => {
+            Fate::DeadLetter(letter) => {
+                let Letter { reason, text } = *letter;
                 self.dead_letter(delivery, lane, reason, text).await
             }
             Fate::Return | Fate::Park { .. } | Fate::ParkBehind => Reply::Flush {
                 job: Some(delivery),
             },
+        };
+        if matches!(reply, Reply::Done) && !self.shared.skips.is_empty() {
+            // It is gone: a wish that came too late has nothing left to mean.
+            run.identity()
+                .and_then(|gone| self.shared.skips.take(&gone));
         }
+        reply
     }
 
-    async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+    async fn flush_all(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         let asked = self.overflowing.is_asked(&lane) || self.is_draining();
         let only_for_lost = self.losses.take(&lane) && !asked;
         let _watched = jobs.first().map(|head| self.runs.flush(&head.job));
+        let jobs = self.skip_first(&lane, jobs).await;
         let (jobs, lost) = split_lost(jobs);
         let keep = match jobs.first().map(|head| &head.job) {
             None => jobs,
@@ -681,19 +798,52 @@ impl Handler<LaneId, Job> for Attempts {
         keep
     }
 
-    async fn flushed_behind(
+    async fn flush_waiting(
         &self,
         lane: LaneId,
         jobs: Vec<Queued<Job>>,
         running: usize,
     ) -> Vec<Queued<Job>> {
+        let jobs = self.skip_first(&lane, jobs).await;
         self.deal_with(lane, jobs, running).await
     }
-}
 
-impl Attempts {
-    pub(crate) fn pool(&self) -> Option<Arc<Pool>> {
-        self.pool.get()?.upgrade()
+    /// Does something with all that waits in a lane; what a panic leaves of it goes back to its
+    /// places, and waits.
+    async fn in_place<F: Future<Output = Vec<Queued<Job>>>>(
+        &self,
+        mut jobs: Vec<Queued<Job>>,
+        work: impl FnOnce(Vec<Queued<Job>>) -> F,
+    ) -> Vec<Queued<Job>> {
+        for queued in &mut jobs {
+            queued.job.sequence = queued.sequence();
+        }
+        let mut kept = match rescue::keeping(work(jobs)).await {
+            Ok(keep) => return keep,
+            Err(kept) => kept,
+        };
+        kept.sort_by_key(|job| job.sequence);
+        let kept = kept.into_iter().map(|mut job| {
+            let until = self.after_panic(&mut job);
+            job.rare().not_before = Some(until);
+            Queued::at(job.sequence, Box::new(job))
+        });
+        kept.collect()
+    }
+
+    /// It panicked during the turn of this message, which goes back to its place.
+    fn panicked(&self, mut delivery: Job) -> Reply<Job> {
+        let until = self.after_panic(&mut delivery);
+        self.hold(delivery, until)
+    }
+
+    fn after_panic(&self, delivery: &mut Delivery) -> Instant {
+        tracing::error!(identity = %delivery.identity, pool = &*self.name, "a panic while this message was being dealt with; its key waits and goes on with it");
+        delivery.waits_for(Wait::Store);
+        let until = Instant::now() + store_back_off(delivery.waits);
+        delivery.waits += 1;
+        delivery.rare().held_until = Some(until);
+        until
     }
 
     /// What is fresh goes behind what the store has of its key; what came from there and is not
@@ -728,21 +878,16 @@ impl Attempts {
         slot: usize,
         run: &Watched<'_>,
     ) -> Reply<Job> {
+        delivery.slot = slot;
         let workers = self.shared.workers(&delivery.identity.source);
         let _worker = match workers.map(|workers| workers.try_take()) {
-            // Others were quicker: it asks again in a moment.
-            Some(None) => {
-                return Reply::Hold {
-                    job: delivery,
-                    until: Some(Instant::now() + NO_WORKER),
-                };
-            }
+            Some(None) => return ask_again(delivery),
             Some(worker) => worker,
             None => None,
         };
         let call = match self.begin(&delivery) {
             Ok(call) => call,
-            Err(()) => return self.wait_for_breaker(delivery),
+            Err(()) => return ask_again(delivery),
         };
         let plan = current(&self.plan);
         let spills = self.shared.overflow(&plan, &delivery.identity.source) == Overflow::Spill;
@@ -804,6 +949,11 @@ impl Attempts {
         if delivery.is_lost() {
             return self.lost_result(delivery, outcome).await;
         }
+        match &outcome {
+            Outcome::NotYet { .. } => delivery.waits_for(Wait::NotYet),
+            Outcome::Busy { .. } => delivery.waits_for(Wait::Busy),
+            Outcome::Delivered | Outcome::Failed(_) | Outcome::Refused(_) => {}
+        }
         let head = self.head(&delivery, &lane);
         let next = process::judge(&plan, outcome, head);
         self.follow(delivery, lane, next).await
@@ -814,7 +964,7 @@ impl Attempts {
         let (Some(scale), Some(position)) = (delivery.scale, delivery.position) else {
             return;
         };
-        if matches!(lane, LaneId::Alone { .. }) {
+        if lane.is_alone() {
             return;
         }
         let line = Line {
@@ -945,11 +1095,10 @@ impl Attempts {
         ) {
             delivery.counted = None;
         }
-        if let Some(skip) = self.shared.take_skip(&delivery.identity)
+        if let Some(skip) = self.shared.skips.take(&delivery.identity)
             && next != Next::Ack
         {
-            let text = format!("skipped by {}: {}", skip.who, skip.why);
-            return self.dead_letter(delivery, lane, "skipped", text).await;
+            return self.dead_letter(delivery, lane, "skipped", skip.text).await;
         }
         match next {
             Next::Ack => self.delivered(delivery).await,
@@ -963,7 +1112,7 @@ impl Attempts {
             }
             Next::Block(reason, time) => {
                 self.write_down(&mut delivery, &reason).await;
-                if delivery.blocked.is_none() {
+                if delivery.rare().blocked.is_none() {
                     let why = format!(
                         "{}: message {} failed {} times and keeps its key waiting: {}; mend its target, skip it or park the key",
                         lane.in_words(),
@@ -971,7 +1120,8 @@ impl Attempts {
                         delivery.stay.failed,
                         reason.text
                     );
-                    delivery.blocked = Some(Box::new(self.blocked.add(&delivery.identity, why)));
+                    let blocked = self.blocked.add(&delivery.identity, why);
+                    delivery.rare().blocked = Some(blocked);
                 }
                 self.hold(delivery, Instant::now() + time)
             }
@@ -980,7 +1130,8 @@ impl Attempts {
                 self.dead_letter(delivery, lane, class, reason.text).await
             }
             Next::Drop(reason) => {
-                tracing::warn!(identity = %delivery.identity, "dropped by policy: {}", reason.text);
+                let (identity, slot) = (&delivery.identity, delivery.slot);
+                tracing::warn!(%identity, pool = &*self.name, slot, "dropped by policy: {}", reason.text);
                 self.drop_it(delivery)
             }
             Next::Return(reason) => {
@@ -993,7 +1144,7 @@ impl Attempts {
             Next::Park(reason) => {
                 self.write_down(&mut delivery, &reason).await;
                 delivery.fate = Fate::Park {
-                    reason: reason.text,
+                    reason: reason.text.into(),
                 };
                 Reply::Flush {
                     job: Some(delivery),
@@ -1010,10 +1161,6 @@ impl Attempts {
                 .store
                 .forget(vec![delivery.identity.clone()])
                 .await;
-        }
-        if delivery.waits_for_store {
-            // What the store could not take goes on without it.
-            self.shared.health.well(Trouble::Store);
         }
         delivery.counters.delivered.one();
         delivery.settle(Settlement::Ack);
@@ -1036,7 +1183,7 @@ impl Attempts {
             text: reason.text.clone(),
             answer: reason.answer.clone(),
         };
-        tracing::debug!(identity = %delivery.identity, pool = &*self.name, "failed: {}", reason.text);
+        tracing::debug!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, "failed: {}", reason.text);
         match self
             .shared
             .store
@@ -1044,13 +1191,10 @@ impl Attempts {
             .await
         {
             Ok(stay) => {
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 delivery.stay = stay;
             }
-            Err(error) => self
-                .shared
-                .health
-                .trouble(Trouble::Store, error.to_string()),
+            Err(error) => self.shared.store_trouble.fails(&error),
         }
     }
 
@@ -1066,7 +1210,7 @@ impl Attempts {
         }
         match self.store_letter(&delivery, &lane, reason, &text).await {
             Ok(()) => {
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 self.shared.note(&delivery, EventKind::Store, "dead-letter");
                 match reason {
                     "skipped" => delivery.counters.skipped.one(),
@@ -1076,7 +1220,7 @@ impl Attempts {
                 Reply::Done
             }
             Err(error) => {
-                delivery.fate = Fate::DeadLetter { reason, text };
+                delivery.fate = Fate::dead_letter(reason, text);
                 self.hold_for_store(delivery, &error)
             }
         }
@@ -1084,7 +1228,7 @@ impl Attempts {
 
     /// To the broker's own dead letters.
     fn reject(&self, delivery: Job, reason: &'static str, text: &str) -> Reply<Job> {
-        tracing::warn!(identity = %delivery.identity, pool = &*self.name, reason, "rejected, for the broker's own dead letters: {text}");
+        tracing::warn!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, reason, "rejected, for the broker's own dead letters: {text}");
         self.shared
             .note(&delivery, EventKind::Reject, "dead-letter");
         match reason {
@@ -1123,11 +1267,75 @@ impl Attempts {
         self.shared.store.dead_letter(vec![letter]).await
     }
 
+    /// Its turn has come, and an operator wants it skipped.
+    async fn skip_turn(&self, delivery: Job, skip: Skip) -> Reply<Job> {
+        let written = self.write_skipped(&delivery, &skip).await;
+        let reply = match written {
+            Ok(()) => {
+                self.skipped(delivery);
+                Reply::Done
+            }
+            Err(_) => ask_again(delivery),
+        };
+        skip.answer(written);
+        reply
+    }
+
+    /// A head that an operator wants skipped is, before anything else is done with its lane. What
+    /// cannot be written down is not done.
+    async fn skip_first(&self, lane: &LaneId, mut jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        if self.shared.skips.is_empty() {
+            return jobs;
+        }
+        // Those behind it are not first any more: their wishes are dropped.
+        let wishes = jobs
+            .iter()
+            .map(|queued| self.shared.skips.take(&queued.job.identity));
+        let mut wishes: Vec<Option<Skip>> = wishes.collect();
+        let first = wishes.first_mut().and_then(Option::take);
+        let Some(skip) = first.filter(|_| !jobs[0].job.is_lost()) else {
+            return jobs;
+        };
+        let written = self.write_skipped(&jobs[0].job, &skip).await;
+        if written.is_ok() {
+            tracing::debug!(pool = &*self.name, ?lane, "skipped its head");
+            self.skipped(jobs.remove(0).job);
+        }
+        skip.answer(written);
+        jobs
+    }
+
+    /// The head becomes a dead letter, and who did it is in the audit log; where it came from the
+    /// store, its row goes with that.
+    async fn write_skipped(&self, head: &Delivery, skip: &Skip) -> Result<(), StoreError> {
+        let name = head.lane.name(&self.name);
+        let store = &self.shared.store;
+        let (reason, text) = ("skipped".to_owned(), skip.text.clone());
+        if let Some(row) = head.row() {
+            let known = || by_itself("dead-letter", &name, &head.identity, &text);
+            let audit = skip.audit.clone().unwrap_or_else(known);
+            let letter = Some((reason, text));
+            return store.remove_parked(name, vec![row], letter, audit).await;
+        }
+        if let Some(audit) = &skip.audit {
+            store.audit(audit.clone()).await?;
+        }
+        self.store_letter(head, &head.lane, &reason, &text).await
+    }
+
+    fn skipped(&self, delivery: Job) {
+        self.shared.note(&delivery, EventKind::Store, "dead-letter");
+        delivery.counters.skipped.one();
+        delivery.settle(Settlement::Ack);
+    }
+
     /// The store cannot take it: nothing is acked, the lane waits.
     fn hold_for_store(&self, mut delivery: Job, error: &StoreError) -> Reply<Job> {
-        self.shared
-            .health
-            .trouble(Trouble::Store, error.to_string());
+        let trouble = &self.shared.store_trouble;
+        trouble.fails(error);
+        let wait = || trouble.wait(&self.name);
+        delivery.rare().waits_for_store.get_or_insert_with(wait);
+        delivery.waits_for(Wait::Store);
         let until = Instant::now() + store_back_off(delivery.waits);
         delivery.waits += 1;
         // It waits for the disk, and others need not wait for it.
@@ -1137,7 +1345,7 @@ impl Attempts {
 
     fn hold(&self, mut delivery: Job, until: Instant) -> Reply<Job> {
         self.note_held(&delivery);
-        delivery.held_until = Some(until);
+        delivery.rare().held_until = Some(until);
         Reply::Hold {
             job: delivery,
             until: Some(until),
@@ -1153,7 +1361,7 @@ impl Attempts {
     }
 
     /// Everything goes back to its source, head first (with `cascade = "batch"`, what came with
-    /// the head); what came from a store stays there.
+    /// those that want to); what came from a store stays there.
     pub(crate) async fn give_back(
         &self,
         lane: LaneId,
@@ -1161,15 +1369,19 @@ impl Attempts {
         over: bool,
     ) -> Vec<Queued<Job>> {
         let plan = current(&self.plan);
-        let head = &jobs[0].job;
-        let by_policy = head.fate == Fate::Return && !self.shared.cut.is_cancelled();
-        let only_batch = (by_policy && plan.cascade == Cascade::Batch).then_some(head.batch);
+        let returning = jobs.iter().filter(|queued| queued.job.fate == Fate::Return);
+        let batches: Vec<BatchId> = returning.map(|queued| queued.job.batch).collect();
+        let by_policy = !batches.is_empty() && !self.shared.cut.is_cancelled();
+        let only_batches = (by_policy && plan.cascade == Cascade::Batch).then_some(batches);
         let delay = if by_policy || over {
             plan.return_delay
         } else {
             Duration::ZERO
         };
-        let goes = |queued: &Queued<Job>| only_batch.is_none_or(|batch| queued.job.batch == batch);
+        let goes = |queued: &Queued<Job>| {
+            let only = only_batches.as_ref();
+            only.is_none_or(|batches| batches.contains(&queued.job.batch))
+        };
         let (back, keep): (Vec<_>, Vec<_>) = jobs.into_iter().partition(goes);
         if by_policy || over {
             let (head, many) = (&back[0].job.identity, back.len());
@@ -1194,6 +1406,7 @@ impl Attempts {
             self.shared.note(&delivery, EventKind::Return, "returned");
             delivery.counters.returned.one();
         }
+        tracing::debug!(identity = %delivery.identity, pool = &*self.name, ?delay, "goes back");
         delivery.settle(Settlement::Return { delay });
     }
 
@@ -1226,16 +1439,14 @@ impl Attempts {
             .begin(origin, Instant::now().into_std());
         call.map(Some).map_err(|_| ())
     }
+}
 
-    fn wait_for_breaker(&self, delivery: Job) -> Reply<Job> {
-        if self.breaker_allows(&delivery) {
-            return self.hold(delivery, Instant::now());
-        }
-        self.note_held(&delivery);
-        Reply::Hold {
-            job: delivery,
-            until: None,
-        }
+/// Others were quicker: its gate is asked again in a moment. Not "until released" from here: who
+/// would release it may look before its lane is held, and then nobody does.
+fn ask_again(delivery: Job) -> Reply<Job> {
+    Reply::Hold {
+        job: delivery,
+        until: Some(Instant::now() + TAKEN),
     }
 }
 

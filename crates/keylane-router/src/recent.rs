@@ -1,6 +1,8 @@
 //! The last few ids, oldest forgotten first.
 
 use std::collections::{HashMap, VecDeque};
+#[cfg(any(feature = "activemq", feature = "rabbitmq"))]
+use std::hash::{DefaultHasher, Hasher};
 
 use crate::message::BrokerId;
 
@@ -38,4 +40,12 @@ impl<T> Recent<T> {
     pub(crate) fn get(&self, id: &BrokerId) -> Option<&T> {
         self.known.get(id)
     }
+}
+
+/// Tells bodies apart: two messages that have one id and differ are two messages.
+#[cfg(any(feature = "activemq", feature = "rabbitmq"))]
+pub(crate) fn fingerprint(body: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(body);
+    hasher.finish()
 }

@@ -55,6 +55,8 @@ pub(crate) struct Renewals<T: Settler, H> {
     pub(crate) longest_loan: Option<Duration>,
     /// Whether the source takes messages back in order and with a delay.
     pub(crate) returns: bool,
+    /// Whether what is given back comes again in order, at once and with everything else that is out.
+    pub(crate) takes_back: bool,
     pub(crate) router: Arc<Inner>,
 }
 
@@ -102,8 +104,9 @@ impl<T: Settler, H: Leases<T::Receipt>> Renewals<T, H> {
         longest.is_some_and(|longest| out_for + 2 * self.terms.length > longest)
     }
 
-    /// The lane goes back to its source whole, where that takes it in order, or to the store, if that
-    /// is where lanes go that are over; elsewhere the loan ends by itself.
+    /// The lane goes back to its source whole, where that takes it in order and with a delay, or to
+    /// the store, if that is where lanes go that are over; or back at once, with all that is out, where
+    /// that comes again in order. Elsewhere the loan ends by itself.
     fn give_back(&self, lease: &Arc<Lease>) {
         let Some((pool, lane)) = lease.lane() else {
             return;
@@ -114,6 +117,8 @@ impl<T: Settler, H: Leases<T::Receipt>> Renewals<T, H> {
         } else if overflow == Overflow::Spill {
             let why = "it has been out for nearly as long as its broker allows";
             pool.overflow(&lane, Over::Spill(why.to_owned()));
+        } else if self.takes_back {
+            pool.overflow(&lane, Over::Return);
         }
     }
 

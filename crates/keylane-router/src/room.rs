@@ -2,11 +2,12 @@
 //!
 //! Plain data: no clock, no lock, no I/O.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use crate::lane::LaneId;
+use crate::map::{Map, Set};
 
 /// A lane of a pool, as its source sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,14 +32,14 @@ struct Lane {
 /// A source's window and who has it.
 pub(crate) struct Room {
     window: usize,
-    lanes: HashMap<Arc<Place>, Lane>,
+    lanes: Map<Arc<Place>, Lane>,
     /// Lanes whose head is held, longest first.
     held: BTreeMap<u64, Arc<Place>>,
     /// What those have together.
     held_messages: usize,
     holds: u64,
     /// Lanes that have a quarter of the window or more.
-    large: HashSet<Arc<Place>>,
+    large: Set<Arc<Place>>,
     /// The one lane that was ever seen,
     first: Option<Arc<Place>>,
     /// until there was another: where a source has one lane, nobody else wants room.
@@ -49,11 +50,11 @@ impl Room {
     pub(crate) fn new(window: NonZeroUsize) -> Self {
         Self {
             window: window.get(),
-            lanes: HashMap::new(),
+            lanes: Map::default(),
             held: BTreeMap::new(),
             held_messages: 0,
             holds: 0,
-            large: HashSet::new(),
+            large: Set::default(),
             first: None,
             several: false,
         }
@@ -61,18 +62,16 @@ impl Room {
 
     /// A message of this lane is out now; answers the lane's name to keep.
     pub(crate) fn add(&mut self, place: Place, bytes: u64) -> Arc<Place> {
-        let place = match self.lanes.get_key_value(&place) {
-            Some((known, _)) => known.clone(),
-            None => Arc::new(place),
-        };
+        let entry = self.lanes.entry(Arc::new(place));
+        let place = entry.key().clone();
+        let lane = entry.or_insert(Lane {
+            share: Share::default(),
+            held: None,
+        });
         if !self.several {
             let first = self.first.get_or_insert_with(|| place.clone());
             self.several = *first != place;
         }
-        let lane = self.lanes.entry(place.clone()).or_insert(Lane {
-            share: Share::default(),
-            held: None,
-        });
         lane.share.messages += 1;
         lane.share.bytes += bytes;
         self.held_messages += usize::from(lane.held.is_some());
@@ -91,7 +90,7 @@ impl Room {
         lane.share.bytes -= bytes;
         self.held_messages -= usize::from(lane.held.is_some());
         let left = lane.share.messages;
-        if left * 4 < self.window || left < 2 {
+        if !self.large.is_empty() && (left * 4 < self.window || left < 2) {
             self.large.remove(place);
         }
         if left == 0 {
@@ -173,16 +172,15 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::message::Key;
 
     fn place(key: &str) -> Place {
         Place {
             pool: "p".into(),
-            lane: LaneId::Key {
-                source: "s".into(),
-                key: Key::from(key),
-            },
+            lane: LaneId::key_of("s".into(), Key::from(key)),
         }
     }
 
@@ -219,7 +217,7 @@ mod tests {
         let mut room = room(4);
         let keyless = || Place {
             pool: "p".into(),
-            lane: LaneId::Keyless { source: "s".into() },
+            lane: LaneId::keyless("s".into()),
         };
         for _ in 0..4 {
             room.add(keyless(), 10);

@@ -24,8 +24,10 @@ use crate::plan::{
 };
 use crate::pool::{Ability, Pool, Shared};
 use crate::route::{DEFAULT, Routes};
+use crate::skips::Skips;
 use crate::source::{Features, Order, Source};
 use crate::store::{LaneName, Store, StoreError};
+use crate::store_trouble::StoreTrouble;
 use crate::waits::BreakerWaits;
 use crate::watch::{Alarm, Watchdog};
 use crate::workers::Workers;
@@ -34,6 +36,9 @@ use crate::workers::Workers;
 const RECEIVE_BYTES: usize = 4 << 20;
 /// How long a stop waits, past its deadline, for what was cut to come back.
 const CUT_GRACE: Duration = Duration::from_secs(2);
+
+/// A removed pool that cannot go yet is looked at this often.
+const STAYS: Duration = Duration::from_secs(1);
 
 /// What everything in the router shares.
 pub(crate) struct Inner {
@@ -119,6 +124,26 @@ pub enum StartError {
         "pool `{0}`: overflow = \"spill\" and lane_scope = \"pool\" exclude each other; use \"return\" or \"wait\", or lane_scope = \"source\""
     )]
     SpillShared(Arc<str>),
+    /// A parked key lives with one instance.
+    #[error(
+        "pool `{pool}`: on_exhausted = \"park\", but source `{source_name}` is read by many instances (instances = \"many\"); set it to another value or leave it out"
+    )]
+    CannotPark {
+        /// Which pool.
+        pool: Arc<str>,
+        /// Which source.
+        source_name: Arc<str>,
+    },
+    /// A lane that sources share is given back to all of them.
+    #[error(
+        "pool `{pool}`: lane_scope = \"pool\", but source `{source_name}` cannot take messages back in order with a delay; use lane_scope = \"source\""
+    )]
+    CannotShare {
+        /// Which pool.
+        pool: Arc<str>,
+        /// Which source.
+        source_name: Arc<str>,
+    },
     /// The router is stopping.
     #[error("the router is stopping")]
     Stopping,
@@ -165,6 +190,7 @@ impl Router {
         let consumer = consume::start(name.clone(), source, plan, self.inner.clone());
         consumers.insert(name.clone(), consumer);
         drop(consumers);
+        self.inner.health.well(Trouble::NoSource(name.clone()));
         self.inner.feed_stored(&name);
         Ok(())
     }
@@ -177,14 +203,36 @@ impl Router {
             return false;
         };
         consumer.stop.cancel();
-        for pool in self.inner.routes.pools() {
-            for lane in pool.lanes_of(&consumer.name) {
-                pool.leave(&lane);
-            }
-        }
+        self.inner.leave_lanes(&consumer.name);
+        // What it was about to put into a lane is there now.
+        consumer.received_all().await;
+        self.inner.leave_lanes(&consumer.name);
         consumer.ended().await;
         self.inner.consumers().remove(name);
+        self.check_stored_keys();
         true
+    }
+
+    /// Looks for stored keys of sources that are neither read nor in the plan: nobody feeds them,
+    /// which is a [`Trouble::NoSource`] until such a source is added. Done after a source was
+    /// removed, and at the start where the builder has sources; who adds them later calls this
+    /// when all are there.
+    pub fn check_stored_keys(&self) {
+        let mut unfed: BTreeMap<Arc<str>, Vec<LaneName>> = BTreeMap::new();
+        for stored in self.inner.store.parked() {
+            if !self.inner.knows_source(&stored.lane.source) {
+                let of = unfed.entry(stored.lane.source.clone()).or_default();
+                of.push(stored.lane);
+            }
+        }
+        for (source, lanes) in unfed {
+            let (many, first) = (lanes.len(), LaneId::of(&lanes[0]).in_words());
+            let text = format!(
+                "{many} keys of it are stored ({first} in pool `{}` among them) and nobody feeds them: configure a source of this name again, or park and drop them",
+                lanes[0].pool
+            );
+            self.inner.health.trouble(Trouble::NoSource(source), text);
+        }
     }
 
     /// Puts another plan's limits and pools in force: added pools start, changed limits act at
@@ -196,8 +244,12 @@ impl Router {
     pub async fn reload(&self, plan: Plan) -> Result<(), StartError> {
         let _one_at_a_time = self.inner.changing.lock().await;
         check_plan(&plan)?;
-        let sources: Vec<Arc<Consumer>> = self.inner.consumers().values().cloned().collect();
-        for source in sources {
+        let before = self.inner.plan();
+        // What the plan has no longer is to be removed next.
+        let goes =
+            |name: &Arc<str>| before.sources.contains_key(name) && !plan.sources.contains_key(name);
+        let sources = self.inner.running_consumers();
+        for source in sources.into_iter().filter(|source| !goes(&source.name)) {
             check_source(&plan, &source.name, &source.features, &source.plan)?;
         }
         self.inner.separate_no_more(&plan).await?;
@@ -285,6 +337,7 @@ impl Router {
         let now = tokio::time::Instant::now();
         let gauges = |pool: &Arc<Pool>| PoolGauges {
             stalled: pool.stalled_runs(after, now).len(),
+            waits_for_store: self.inner.shared.store_trouble.waiting_in(&pool.name),
             ..pool.gauges()
         };
         self.inner.routes.pools().iter().map(gauges).collect()
@@ -385,8 +438,12 @@ impl Builder {
             inner: Inner::new(self.plan, store, dispatch, self.history, self.lease_clock),
         };
         router.inner.take_up().await?;
+        let has_sources = !self.sources.is_empty();
         for start in self.sources {
             start(&router)?;
+        }
+        if has_sources {
+            router.check_stored_keys();
         }
         Ok(router)
     }
@@ -444,6 +501,19 @@ fn check_source(
                 source_name: name.clone(),
             });
         }
+        if pool_plan.on_exhausted == Some(OnExhausted::Park) && source.instances == Instances::Many
+        {
+            return Err(StartError::CannotPark {
+                pool: pool.clone(),
+                source_name: name.clone(),
+            });
+        }
+        if pool_plan.lane_scope == LaneScope::Pool && !returns {
+            return Err(StartError::CannotShare {
+                pool: pool.clone(),
+                source_name: name.clone(),
+            });
+        }
         if let Some(why) = no_spill
             && pool_plan.overflow == Some(Overflow::Spill)
         {
@@ -483,6 +553,10 @@ fn ability(features: &Features, source: &SourcePlan) -> Ability {
             .map(Workers::new),
         rejects: features.dead_letter,
         returns,
+        takes_back: features.ordered_return
+            || matches!(features.order, Order::AsItComes | Order::NoKeys),
+        spills: no_spill(features, source).is_none(),
+        many: source.instances == Instances::Many,
         overflow,
     }
 }
@@ -505,10 +579,11 @@ impl Inner {
             breakers: Breakers::new(breaker, move |change| told.on_change(change)),
             waits,
             health: health.clone(),
+            store_trouble: StoreTrouble::new(health.clone()),
             cut: CancellationToken::new(),
             sources: RwLock::default(),
             router: std::sync::OnceLock::new(),
-            skips: Mutex::default(),
+            skips: Skips::default(),
             audit: Audit::default(),
             history,
         });
@@ -550,10 +625,8 @@ impl Inner {
     /// Takes up what the store knows from before: pauses, and keys of pools that are gone. Stored
     /// keys are fed once their source is there.
     async fn take_up(self: &Arc<Self>) -> Result<(), StoreError> {
-        for lane in self.store.pauses() {
-            if let Some(pool) = self.routes.pool(&lane.pool) {
-                pool.pause(LaneId::of(&lane));
-            }
+        for pool in self.routes.pools() {
+            self.apply_pauses(&pool);
         }
         let stored: HashSet<Arc<str>> = self
             .store
@@ -622,7 +695,16 @@ impl Inner {
                     self.feed(&lane);
                 }
             }
-            Err(error) => self.health.trouble(Trouble::Store, error.to_string()),
+            Err(error) => self.shared.store_trouble.fails(&error),
+        }
+    }
+
+    /// What waits of a source goes back to it.
+    fn leave_lanes(&self, source: &Arc<str>) {
+        for pool in self.routes.pools() {
+            for lane in pool.lanes_of(source) {
+                pool.leave(&lane);
+            }
         }
     }
 
@@ -650,17 +732,33 @@ impl Inner {
         *name == any_source() || self.consumers().contains_key(name)
     }
 
+    /// Whether a source of this name is read, or is to be.
+    pub(crate) fn knows_source(&self, name: &Arc<str>) -> bool {
+        self.has_source(name) || self.plan().sources.contains_key(name)
+    }
+
     /// Whether its source has not heard yet how this message's loan ended.
     pub(crate) fn is_out(&self, identity: &Identity) -> bool {
         let consumer = self.consumers().get(&identity.source).cloned();
         consumer.is_some_and(|consumer| consumer.is_out(&identity.id))
     }
 
+    /// A pool that comes with a reload. It may have been there before, with pauses.
     fn new_pool(&self, name: Arc<str>, plan: PoolPlan) -> Arc<Pool> {
-        Pool::new(name, plan, self.shared.clone(), self.permits.clone())
+        let pool = Pool::new(name, plan, self.shared.clone(), self.permits.clone());
+        self.apply_pauses(&pool);
+        pool
     }
 
-    /// A removed pool drains to its deadline, then gives back what is left and goes.
+    fn apply_pauses(&self, pool: &Pool) {
+        for lane in self.store.pauses() {
+            if lane.pool == pool.name {
+                pool.pause(LaneId::of(&lane));
+            }
+        }
+    }
+
+    /// A removed pool drains to its deadline, then gives back or stores what is left and goes.
     async fn retire(self: &Arc<Self>, pool: Arc<Pool>) {
         let gauges = pool.gauges();
         let name = &*pool.name;
@@ -676,6 +774,10 @@ impl Inner {
             Some(deadline) => {
                 let _ = tokio::time::timeout(deadline, pool.all_idle()).await;
             }
+        }
+        // What its source cannot take back in order, and no store may have, stays to its end.
+        while !pool.close(&self.shared) && !self.stop_taking.is_cancelled() {
+            let _ = tokio::time::timeout(STAYS, pool.all_idle()).await;
         }
         while !pool.drain(Duration::from_secs(60)).await {
             tracing::warn!(pool = name, "attempts of the removed pool still run");

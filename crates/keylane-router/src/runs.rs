@@ -90,6 +90,16 @@ impl Runs {
         attempts.chain(flushes).collect()
     }
 
+    /// Whether an attempt of this message is under way, or what follows from it.
+    pub(crate) fn has(&self, identity: &Identity) -> bool {
+        let chunks = self.chunks.iter().filter_map(OnceLock::get);
+        let mut places = chunks.flat_map(|chunk| chunk.iter());
+        places.any(|place| {
+            let run = lock(place);
+            run.as_ref().is_some_and(|run| run.identity == *identity)
+        })
+    }
+
     fn place(&self, slot: usize) -> Option<&Place> {
         let chunk = self.chunks.get(slot / CHUNK)?;
         let chunk = chunk.get_or_init(|| Box::new([const { Mutex::new(None) }; CHUNK]));
@@ -103,6 +113,12 @@ pub(crate) struct Watched<'a> {
 }
 
 impl Watched<'_> {
+    /// Which message this is.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        let run = lock(self.place?);
+        run.as_ref().map(|run| run.identity.clone())
+    }
+
     /// It does something else now.
     pub(crate) fn does(&self, doing: Doing) {
         let Some(place) = self.place else { return };

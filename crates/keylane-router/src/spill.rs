@@ -9,10 +9,9 @@ use keylane::Queued;
 use tokio::time::Instant;
 
 use crate::counters::Counters;
-use crate::delivery::{Delivery, Fate, Lender, Settlement};
+use crate::delivery::{Delivery, Fate, Lender, Settlement, Wait};
 use crate::fault;
 use crate::feed::Fed;
-use crate::health::Trouble;
 use crate::history::EventKind;
 use crate::lane::LaneId;
 use crate::pool::{Attempts, Job, by_itself, store_back_off};
@@ -164,10 +163,16 @@ impl Attempts {
         let Some(head) = jobs.first() else {
             return jobs;
         };
-        // With several under way at once it need not be the head that wants to go back.
+        // With several under way at once it need not be the head that wants to go.
         let returns = jobs.iter().any(|queued| queued.job.fate == Fate::Return);
+        let parks = jobs.iter().find_map(|queued| match &queued.job.fate {
+            Fate::Park { reason } => Some(reason.clone()),
+            _ => None,
+        });
+        if let Some(reason) = parks {
+            return self.park(lane, reason.into(), jobs).await;
+        }
         match (head.job.fate.clone(), over) {
-            (Fate::Park { reason }, _) => self.park(lane, reason, jobs).await,
             _ if returns => self.give_back(lane, jobs, false).await,
             (_, Some(Over::Spill(reason))) => self.spill(lane, reason, jobs, running).await,
             (_, Some(Over::Unload)) => self.unload(lane, jobs, running).await,
@@ -175,6 +180,9 @@ impl Attempts {
             (_, Some(Over::Return)) => self.give_back(lane, jobs, true).await,
             (_, Some(Over::Leave)) if !self.is_parked(&lane) => {
                 self.give_back(lane, jobs, false).await
+            }
+            _ if self.is_draining() && running == 0 && !self.may_go_back(&lane, &jobs) => {
+                self.store_for_good(lane, jobs).await
             }
             _ if self.is_parked(&lane) && running == 0 => self.park_behind(lane, jobs).await,
             _ if self.is_draining() => self.give_back(lane, jobs, false).await,
@@ -188,7 +196,7 @@ impl Attempts {
     async fn park(&self, lane: LaneId, reason: String, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
         match self.store_key(&lane, &reason, &jobs).await {
             Ok(()) => {
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 for queued in jobs {
                     self.stored(queued.job, "parked");
                 }
@@ -240,7 +248,7 @@ impl Attempts {
         match self.shared.store.park_behind(name, fresh).await {
             Ok(behind) => {
                 fault::point("behind:stored");
-                self.shared.health.well(Trouble::Store);
+                self.shared.store_trouble.works();
                 self.keep_some(&lane, jobs, behind.then_some("parked"))
             }
             Err(error) => self.keep_until_stored(lane, jobs, &error).await,
@@ -258,6 +266,7 @@ impl Attempts {
         let fed = self.is_fed(lane) && !self.is_draining();
         let mut keep = Vec::new();
         for mut queued in jobs {
+            queued.job.goes_on_without_store();
             match (queued.job.is_stored(), stored) {
                 (true, _) if fed => keep.push(still_held(queued)),
                 (true, _) => self.stored(queued.job, ""),
@@ -330,7 +339,7 @@ impl Attempts {
             }
         };
         fault::point("spill:stored");
-        self.shared.health.well(Trouble::Store);
+        self.shared.store_trouble.works();
         let feeder = self.shared.feeder(&name);
         let mut rows = rows.into_iter();
         for (lent, mut lender) in heads {
@@ -400,21 +409,69 @@ impl Attempts {
         mut jobs: Vec<Queued<Job>>,
         error: &StoreError,
     ) -> Vec<Queued<Job>> {
-        self.shared
-            .health
-            .trouble(Trouble::Store, error.to_string());
+        let trouble = &self.shared.store_trouble;
+        trouble.fails(error);
         if self.is_draining() {
-            return self.give_back(lane, jobs, false).await;
+            return match self.may_go_back(&lane, &jobs) {
+                true => self.give_back(lane, jobs, false).await,
+                false => self.store_for_good(lane, jobs).await,
+            };
         }
         let now = Instant::now();
         *lock(&self.overflowing.store_out) = Some(now + STORE_OUT);
         // After that its head is tried, and if it is still over, so is the store.
         let head = &mut jobs[0].job;
+        head.waits_for(Wait::Store);
         let until = now + store_back_off(head.waits);
-        head.held_until = head.held_until.max(Some(until));
         head.waits += 1;
-        head.waits_for_store = true;
+        let rare = head.rare();
+        rare.held_until = rare.held_until.max(Some(until));
+        rare.waits_for_store
+            .get_or_insert_with(|| trouble.wait(&self.name));
         jobs.into_iter().map(still_held).collect()
+    }
+
+    /// Whether what the sources get back breaks no order: they receive nothing more, or can take
+    /// it back.
+    fn may_go_back(&self, lane: &LaneId, jobs: &[Queued<Job>]) -> bool {
+        let takes_back = |queued: &Queued<Job>| {
+            let source = &queued.job.identity.source;
+            queued.job.is_stored()
+                || self.shared.takes_back(lane, source)
+                || !self.shared.spills(lane, source)
+        };
+        self.shared.stops() || jobs.iter().all(takes_back)
+    }
+
+    /// The pool goes, and the source, which goes on, would get this back behind what is newer: it
+    /// is stored, however long that takes.
+    async fn store_for_good(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
+        let name = lane.name(&self.name);
+        let reason = "its pool was removed";
+        let trouble = &self.shared.store_trouble;
+        let mut waits = None;
+        loop {
+            let fresh = self.fresh(&name, &jobs);
+            let stored = self
+                .shared
+                .store
+                .spill(name.clone(), reason.to_owned(), fresh);
+            match stored.await {
+                Ok(_) => {
+                    drop(waits);
+                    trouble.works();
+                    return self.keep_some(&lane, jobs, Some("spilled"));
+                }
+                Err(error) => {
+                    trouble.fails(&error);
+                    waits.get_or_insert_with(|| trouble.wait(&self.name));
+                }
+            }
+            tokio::time::sleep(STORE_OUT).await;
+            if self.shared.stops() {
+                return self.give_back(lane, jobs, false).await;
+            }
+        }
     }
 
     pub(crate) fn is_parked(&self, lane: &LaneId) -> bool {
@@ -435,6 +492,8 @@ impl Attempts {
 
 /// A flush ends holds: what was held goes on waiting.
 pub(crate) fn still_held(mut queued: Queued<Job>) -> Queued<Job> {
-    queued.job.not_before = queued.job.waits_until();
+    if let Some(until) = queued.job.waits_until() {
+        queued.job.rare().not_before = Some(until);
+    }
     queued
 }

@@ -69,6 +69,9 @@ impl std::fmt::Debug for Stored {
     }
 }
 
+/// So many failed attempts of a message are kept, the last ones; all are counted.
+pub const KEPT_ATTEMPTS: usize = 20;
+
 /// One failed attempt, written before the lane is held.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FailedAttempt {
@@ -105,7 +108,8 @@ pub struct DeadLetter {
     pub text: String,
     /// When it was stored.
     pub at: SystemTime,
-    /// All failed attempts, oldest first (filled by the store from what was recorded).
+    /// The last failed attempts ([`KEPT_ATTEMPTS`]), oldest first (filled by the store from what
+    /// was recorded).
     pub attempts: Vec<FailedAttempt>,
 }
 
@@ -192,10 +196,17 @@ pub trait Store: Send + Sync + 'static {
     fn parked_lane(&self, lane: &LaneName) -> Option<ParkedLane>;
     /// The parked rows of a lane in order, from `after` on.
     fn parked_rows(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<ParkedRow>>;
+    /// The parked rows of a lane in order, from `after` on, without what is in them.
+    fn parked_names(
+        &self,
+        lane: LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Durable<Vec<(u64, Identity)>>;
     /// How many bytes each row of a lane has, in order, from `after` on.
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>>;
-    /// The stored lanes of one pool go to another, which has none of them; answers them by their
-    /// new names.
+    /// The stored lanes of one pool go to another; answers them by their new names. Where that has
+    /// one of the same name the rows go behind its rows, and the two are one: fed if both were.
     fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>>;
     /// Rows that were resolved leave the store; a lane without rows is no longer parked.
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()>;
@@ -226,6 +237,18 @@ pub trait Store: Send + Sync + 'static {
     fn audit(&self, entry: AuditEntry) -> Durable<()>;
     /// The newest entries, newest first.
     fn audit_log(&self, limit: usize) -> Durable<Vec<AuditEntry>>;
+}
+
+impl ParkedLane {
+    /// The other's messages are behind its own: fed if both were.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.messages += other.messages;
+        if self.replaying && !other.replaying {
+            self.replaying = false;
+            self.spilled = false;
+            self.reason = other.reason;
+        }
+    }
 }
 
 /// A write or read that failed.

@@ -1,11 +1,12 @@
-//! How many messages may be called or delivered without their source knowing: what a crash repeats.
+//! How many messages may be called or delivered without their source knowing: what a crash of the
+//! process repeats.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// Counts a pool's messages from the start of an attempt until their settlement is durable.
+/// Counts a pool's messages from the start of an attempt until their source knows the settlement.
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
     count: AtomicUsize,

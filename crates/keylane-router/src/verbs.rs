@@ -1,15 +1,20 @@
 //! What an operator can do to one key. Every verb is on disk before it is answered.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::delivery::{Delivery, Fate, Settlement};
+use tokio::sync::oneshot;
+
 use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::message::Identity;
-use crate::pool::{Pool, Skip};
+use crate::pool::Pool;
 use crate::router::Router;
-use crate::store::{AuditEntry, DeadLetter, LaneName, StoreError};
+use crate::skips::Skip;
+use crate::store::{AuditEntry, LaneName, StoreError};
+
+/// So many rows of a parked key are named at once.
+const PAGE: usize = 1000;
 
 /// Why a verb did nothing.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -44,6 +49,7 @@ impl Router {
     /// [`VerbError`]; nothing was done then.
     pub async fn pause(&self, lane: LaneName, by: By) -> Result<(), VerbError> {
         let pool = self.pool_of(&lane)?;
+        self.only_here(&lane, "paused")?;
         self.store()
             .pause(lane.clone(), audit("pause", &lane, None, &by))
             .await?;
@@ -101,23 +107,8 @@ impl Router {
         }
         let pool = self.pool_of(&lane)?;
         let id = LaneId::of(&lane);
-        if let Some(mut delivery) = pool.take_head(&id, &identity) {
-            if let Err(error) = self.skip_head(&lane, &delivery, &by, &entry).await {
-                // It is out of its lane and must not be lost: it goes back with what is behind it.
-                delivery.fate = Fate::Return;
-                pool.leave(&id);
-                delivery.settle(Settlement::Return {
-                    delay: std::time::Duration::ZERO,
-                });
-                return Err(error.into());
-            }
-            delivery.counters.skipped.one();
-            let from_store = delivery.is_stored();
-            delivery.settle(Settlement::Ack);
-            if !from_store {
-                self.store().audit(entry).await?;
-            }
-            return Ok(());
+        if let Some(answer) = self.skip_head(&pool, &id, &identity, Some(&entry), &by) {
+            return skipped(answer).await;
         }
         if pool.lane(&id).is_none() && self.inner.feeders.tell(&lane, Fed::Now) {
             let text = "its head waits in the store and is being fetched: try again, or park it";
@@ -126,64 +117,56 @@ impl Router {
         self.skip_running(&pool, &id, identity, entry, by).await
     }
 
-    /// The head becomes a dead letter; where it came from the store, its row and the audit entry go
-    /// with that.
-    async fn skip_head(
+    /// Notes the wish if this is the head and waits. It keeps its place until it is on disk.
+    fn skip_head(
         &self,
-        lane: &LaneName,
-        head: &Delivery,
+        pool: &Pool,
+        lane: &LaneId,
+        identity: &Identity,
+        entry: Option<&AuditEntry>,
         by: &By,
-        entry: &AuditEntry,
-    ) -> Result<(), StoreError> {
-        let reason = "skipped".to_owned();
-        let text = skipped_text(by);
-        if let Some(row) = head.row() {
-            let letter = Some((reason, text));
-            let store = self.store();
-            return store
-                .remove_parked(lane.clone(), vec![row], letter, entry.clone())
-                .await;
-        }
-        let letter = DeadLetter {
-            number: 0,
-            message: head.to_stored(lane.clone()),
-            reason,
-            text,
-            at: SystemTime::now(),
-            attempts: Vec::new(),
+    ) -> Option<oneshot::Receiver<Result<(), StoreError>>> {
+        let (done, answer) = oneshot::channel();
+        let skip = Skip {
+            text: skipped_text(by),
+            audit: entry.cloned(),
+            done: Some(done),
         };
-        self.store().dead_letter(vec![letter]).await
+        let skips = &self.inner.shared.skips;
+        let noted = pool.flush_head(lane, identity, || skips.insert(identity.clone(), skip));
+        noted.then_some(answer)
     }
 
     async fn skip_running(
         &self,
-        pool: &Arc<Pool>,
+        pool: &Pool,
         lane: &LaneId,
         identity: Identity,
         entry: AuditEntry,
         by: By,
     ) -> Result<(), VerbError> {
-        match pool.lane(lane) {
-            None => return Err(VerbError::NotFound),
-            Some(state) if state.running == 0 => return Err(VerbError::Conflict),
-            Some(_) if pool.waiting(lane).contains(&identity) => return Err(VerbError::Conflict),
-            Some(_) => {}
+        if pool.lane(lane).is_none() {
+            return Err(VerbError::NotFound);
+        }
+        if !pool.runs(&identity) {
+            return Err(VerbError::Conflict);
         }
         self.store().audit(entry).await?;
-        let mut skips = self
-            .inner
-            .shared
-            .skips
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        skips.insert(
-            identity,
-            Skip {
-                who: by.who,
-                why: by.why,
-            },
-        );
-        Ok(())
+        let skip = Skip {
+            text: skipped_text(&by),
+            audit: None,
+            done: None,
+        };
+        let skips = &self.inner.shared.skips;
+        skips.insert(identity.clone(), skip);
+        if pool.runs(&identity) || skips.take(&identity).is_none() {
+            return Ok(());
+        }
+        // It ended meanwhile, and did not see the wish.
+        match self.skip_head(pool, lane, &identity, None, &by) {
+            Some(answer) => skipped(answer).await,
+            None => Err(VerbError::Conflict),
+        }
     }
 
     /// Stores the key whole, until it is replayed. What arrives goes behind.
@@ -197,6 +180,7 @@ impl Router {
             ));
         }
         let pool = self.pool_of(&lane)?;
+        self.only_here(&lane, "parked")?;
         self.store().audit(audit("park", &lane, None, &by)).await?;
         // Parked from now on, empty or spilled before: whatever comes up in the lane goes (back) to
         // the store.
@@ -213,11 +197,16 @@ impl Router {
     pub async fn replay(&self, lane: LaneName, by: By) -> Result<(), VerbError> {
         let parked = self.store().parked_lane(&lane).ok_or(VerbError::NotFound)?;
         let pool = self.pool_of(&lane)?;
+        if !self.inner.knows_source(&lane.source) {
+            return Err(VerbError::Refused(format!(
+                "there is no source `{}`, so nobody would feed it; configure a source of this name again, or drop the key",
+                lane.source
+            )));
+        }
         if parked.replaying {
             return Ok(());
         }
-        let identities = self.parked_identities(&lane).await?;
-        self.store().new_round(identities).await?;
+        self.new_rounds(&lane).await?;
         let entry = audit("replay", &lane, None, &by);
         self.store()
             .set_replaying(lane.clone(), true, entry)
@@ -237,11 +226,7 @@ impl Router {
             let text = "it is being replayed; park it again first".to_owned();
             return Err(VerbError::Refused(text));
         }
-        let rows = self
-            .store()
-            .parked_rows(lane.clone(), 0, usize::MAX)
-            .await?;
-        let numbers: Vec<u64> = rows.iter().map(|row| row.row).collect();
+        let numbers = self.parked_numbers(&lane).await?;
         let count = numbers.len() as u64;
         let entry = audit("drop", &lane, None, &by);
         self.store()
@@ -250,12 +235,40 @@ impl Router {
         Ok(count)
     }
 
-    async fn parked_identities(&self, lane: &LaneName) -> Result<Vec<Identity>, VerbError> {
-        let rows = self
-            .store()
-            .parked_rows(lane.clone(), 0, usize::MAX)
-            .await?;
-        Ok(rows.into_iter().map(|row| row.message.identity).collect())
+    /// Each message of a parked key begins a new round.
+    async fn new_rounds(&self, lane: &LaneName) -> Result<(), VerbError> {
+        let mut after = 0;
+        loop {
+            let names = self.parked_names(lane, after, PAGE).await?;
+            let Some((last, _)) = names.last() else {
+                return Ok(());
+            };
+            after = *last;
+            let identities = names.into_iter().map(|(_, identity)| identity).collect();
+            self.store().new_round(identities).await?;
+        }
+    }
+
+    async fn parked_numbers(&self, lane: &LaneName) -> Result<Vec<u64>, VerbError> {
+        let mut numbers: Vec<u64> = Vec::new();
+        loop {
+            let after = numbers.last().copied().unwrap_or(0);
+            let names = self.parked_names(lane, after, PAGE).await?;
+            if names.is_empty() {
+                return Ok(numbers);
+            }
+            numbers.extend(names.into_iter().map(|(row, _)| row));
+        }
+    }
+
+    async fn parked_names(
+        &self,
+        lane: &LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<(u64, Identity)>, VerbError> {
+        let names = self.store().parked_names(lane.clone(), after, limit);
+        Ok(names.await?)
     }
 
     async fn first_parked(&self, lane: &LaneName) -> Result<Option<(u64, Identity)>, VerbError> {
@@ -263,16 +276,31 @@ impl Router {
         if parked.is_none_or(|parked| parked.replaying) {
             return Ok(None);
         }
-        let rows = self.store().parked_rows(lane.clone(), 0, 1).await?;
-        Ok(rows
-            .into_iter()
-            .next()
-            .map(|row| (row.row, row.message.identity)))
+        let names = self.parked_names(lane, 0, 1).await?;
+        Ok(names.into_iter().next())
+    }
+
+    /// What is done to a key here is not done by other instances that read its source.
+    fn only_here(&self, lane: &LaneName, done: &str) -> Result<(), VerbError> {
+        match self.inner.shared.read_by_many(lane) {
+            None => Ok(()),
+            Some(source) => Err(VerbError::Refused(format!(
+                "source `{source}` is read by many instances (instances = \"many\"), and the key would be {done} by this one only"
+            ))),
+        }
     }
 
     fn pool_of(&self, lane: &LaneName) -> Result<Arc<Pool>, VerbError> {
         let missing = || VerbError::Refused(format!("there is no pool `{}`", lane.pool));
         self.inner.routes.pool(&lane.pool).ok_or_else(missing)
+    }
+}
+
+/// Waits until it is on disk; a wish that was dropped meant another message.
+async fn skipped(answer: oneshot::Receiver<Result<(), StoreError>>) -> Result<(), VerbError> {
+    match answer.await {
+        Ok(written) => Ok(written?),
+        Err(_) => Err(VerbError::Conflict),
     }
 }
 

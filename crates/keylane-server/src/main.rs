@@ -8,6 +8,7 @@ mod cli;
 mod client;
 mod config;
 mod log;
+mod memory;
 mod reload;
 mod serve;
 mod signals;
@@ -23,7 +24,10 @@ use cli::{Cli, Command, ConfigCommand};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let code = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => {
+            memory::give_back_large_pieces();
+            serve::run(args)
+        }
         Command::Backup(args) => backup::run(&args),
         Command::Config(ConfigCommand::Check(args)) => config::command::check(args.layers()),
         Command::Config(ConfigCommand::Show(args)) => config::command::show(args.layers()),

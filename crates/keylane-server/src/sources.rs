@@ -134,6 +134,7 @@ impl Sources {
             }
         }
         self.warn_of_unread();
+        self.router.check_stored_keys();
         result
     }
 

@@ -91,6 +91,11 @@ pub struct Queued<J> {
 }
 
 impl<J> Queued<J> {
+    /// A job at the place it was taken from, for a [`Handler`] that had to take it out of this.
+    pub fn at(sequence: u64, job: J) -> Self {
+        Self { job, seq: sequence }
+    }
+
     /// The job's place in the order of all pushes; never used twice.
     pub fn sequence(&self) -> u64 {
         self.seq

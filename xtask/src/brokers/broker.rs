@@ -102,6 +102,8 @@ impl Broker {
     /// What the tests are told about it.
     pub(crate) fn variables(self, ports: &Ports) -> Vec<(String, String)> {
         let mut variables = vec![(self.variable("URL"), self.url(ports))];
+        // One that somebody else started is not ours to stop.
+        variables.push((self.variable("OURS"), "1".to_owned()));
         if self.ports().contains(&"admin") {
             let url = format!("http://{}", ports.address("admin"));
             variables.push((self.variable("ADMIN_URL"), url));
@@ -233,6 +235,7 @@ mod tests {
             told,
             [
                 "KEYLANE_TEST_KAFKA_URL=127.0.0.1:1",
+                "KEYLANE_TEST_KAFKA_OURS=1",
                 "KEYLANE_TEST_KAFKA_PROXY=127.0.0.1:3",
                 "KEYLANE_TEST_KAFKA_BEHIND_PROXY=127.0.0.1:2",
             ]

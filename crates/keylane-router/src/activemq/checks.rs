@@ -12,7 +12,7 @@ use fe2o3_amqp::types::primitives::{SimpleValue, Symbol, Value};
 use fe2o3_amqp::{Receiver, Sender, Session};
 
 use super::connect::{Connected, Failure};
-use super::options::{Options, QueueSettings};
+use super::options::{Broker, Options, QueueSettings};
 use super::peer::Peer;
 
 /// Where Artemis answers questions.
@@ -45,6 +45,18 @@ impl Checks {
         connected: &mut Connected,
     ) -> Result<(), Failure> {
         lease_is_short_enough(options.lease, connected.peer)?;
+        match (options.broker, connected.peer.artemis) {
+            (Broker::Artemis, false) => {
+                return Err(Failure::permanent(
+                    "broker = \"artemis\", and it says that it is another: order over lost connections cannot be promised; set broker = \"classic\"",
+                ));
+            }
+            (Broker::Classic, true) => {
+                let text = "the broker is Artemis, which keeps order over lost connections, too; with broker = \"artemis\" that is promised";
+                self.tell(source, &options.queue, text.to_owned());
+            }
+            _ => {}
+        }
         if !connected.peer.artemis || options.queue_settings == QueueSettings::Ignore {
             return Ok(());
         }

@@ -19,6 +19,7 @@ use super::connect::{Connected, Failure, described};
 use super::message::Content;
 use super::options::Identified;
 use crate::message::{BrokerId, Key};
+use crate::recent::{Recent, fingerprint};
 use crate::source::{Bond, Room};
 
 /// How many ids of a link are remembered, to see whether publishers repeat them.
@@ -255,7 +256,7 @@ impl Reader {
         self.came += 1;
         self.size = content.body.len().max(self.size - self.size / 8).max(1);
         let lent = Arc::new(Lent {
-            id: self.naming.name(content.id, self.came),
+            id: self.naming.name(content.id, self.came, &content.body),
             link: self.link.clone(),
             number: self.came,
             key: content.key,
@@ -351,7 +352,13 @@ pub(super) struct Naming {
 }
 
 /// Whether the ids of publishers are worth anything; the same over all links of a source.
-pub(super) struct OwnIds(Mutex<Worth>);
+pub(super) struct OwnIds(Mutex<Known>);
+
+struct Known {
+    worth: Worth,
+    /// The bodies of those that came lately, over any link.
+    bodies: Recent<u64>,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Worth {
@@ -366,20 +373,34 @@ enum Worth {
 
 impl OwnIds {
     pub(super) fn new(identified: Identified) -> Self {
-        Self(Mutex::new(match identified {
-            Identified::MessageId => Worth::Good,
-            Identified::Nothing => Worth::Unwanted,
+        Self(Mutex::new(Known {
+            worth: match identified {
+                Identified::MessageId => Worth::Good,
+                Identified::Nothing => Worth::Unwanted,
+            },
+            bodies: Recent::default(),
         }))
     }
 
     fn worth(&self) -> Worth {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().worth
     }
 
     /// Whether that is new.
     fn set(&self, worth: Worth) -> bool {
-        let mut now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *now, worth) != worth
+        std::mem::replace(&mut self.lock().worth, worth) != worth
+    }
+
+    /// Whether this may be the message that came under this id before, if any did.
+    fn may_be(&self, id: &BrokerId, body: &[u8]) -> bool {
+        let (mut known, now) = (self.lock(), fingerprint(body));
+        let before = known.bodies.get(id).copied();
+        known.bodies.add(id.clone(), now);
+        before.is_none_or(|before| before == now)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -395,11 +416,15 @@ impl Naming {
     }
 
     /// The id of the message that came as the `number`th.
-    fn name(&mut self, own: Option<String>, number: u64) -> BrokerId {
+    fn name(&mut self, own: Option<String>, number: u64, body: &[u8]) -> BrokerId {
         let worth = self.own_ids.worth();
         let own = own.filter(|_| matches!(worth, Worth::Good | Worth::Missing));
         match own.map(Arc::<str>::from) {
-            Some(own) if self.is_new(&own) => BrokerId::Text(own),
+            Some(own)
+                if self.is_new(&own) && self.own_ids.may_be(&BrokerId::Text(own.clone()), body) =>
+            {
+                BrokerId::Text(own)
+            }
             Some(own) => {
                 self.repeated(&own);
                 self.by_place(number)
@@ -461,7 +486,21 @@ mod tests {
     }
 
     fn named(naming: &mut Naming, own: Option<&str>, number: u64) -> String {
-        naming.name(own.map(str::to_owned), number).to_string()
+        with_body(naming, own, number, b"{}")
+    }
+
+    fn with_body(naming: &mut Naming, own: Option<&str>, number: u64, body: &[u8]) -> String {
+        let own = own.map(str::to_owned);
+        naming.name(own, number, body).to_string()
+    }
+
+    /// The first may have been acked: another must not be taken for it and be acked uncalled.
+    #[test]
+    fn another_body_under_an_id_that_came_over_an_earlier_link_is_another_message() {
+        let mut first = naming();
+        let mut second = Naming::new("s".into(), first.own_ids.clone());
+        assert_eq!(with_body(&mut first, Some("a"), 1, b"1"), "a");
+        assert_ne!(with_body(&mut second, Some("a"), 1, b"2"), "a");
     }
 
     #[test]

@@ -20,27 +20,35 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use crate::message::Identity;
-use crate::source::{BatchId, Declared, Features, Received, Room, Several, Source, SourceError};
+use crate::source::{
+    BatchId, Declared, Features, Order, Received, Room, Several, Source, SourceError,
+};
 use checks::Checks;
 use connect::{Connector, Failure};
 use link::{Lent, Link, Naming, OwnIds};
 
-pub use options::{Identified, Login, Options, QueueSettings};
+pub use options::{Broker, Identified, Login, Options, QueueSettings};
 pub use settle::{ActiveMqSettler, Receipt};
 
-const FEATURES: Features = Features {
-    identity: true,
-    ordered_return: true,
-    lease: Some(std::time::Duration::from_secs(10)),
-    keyless_serial: true,
-    several: Several::KeyOwner,
-    ..Features::none("activemq")
-};
+const fn features(broker: Broker) -> Features {
+    Features {
+        order: match broker {
+            Broker::Classic => Order::UntilReconnect,
+            Broker::Artemis => Order::Kept,
+        },
+        identity: true,
+        ordered_return: true,
+        lease: Some(std::time::Duration::from_secs(10)),
+        keyless_serial: true,
+        several: Several::KeyOwner,
+        ..Features::none("activemq")
+    }
+}
 
 /// What a queue of ActiveMQ Classic promises.
 pub const DECLARED_CLASSIC: Declared = Declared {
     name: "activemq (Classic)",
-    features: FEATURES,
+    features: features(Broker::Classic),
     key_from: "`group-id` (`JMSXGroupID`)",
     why_not_more: "a connection that is lost while acks are under way (a crash, a cut) may leave a long queue out of order: Classic then hands out some of what was behind before what was out; a stop does not. The broker has no return with a delay, so a head that fails is retried in place; an ack has no answer, so what was acked is remembered for a while. Several instances with more than 1,024 keys at once need `messageGroupMapFactoryType=\"bucket\"`. [More](sources/activemq.md).",
 };
@@ -48,9 +56,9 @@ pub const DECLARED_CLASSIC: Declared = Declared {
 /// What a queue of Artemis promises.
 pub const DECLARED_ARTEMIS: Declared = Declared {
     name: "activemq (Artemis)",
-    features: FEATURES,
+    features: features(Broker::Artemis),
     key_from: "`group-id` (`JMSXGroupID`)",
-    why_not_more: "as Classic; the id is the `message-id`, which JMS clients set and Artemis does not: a message without one may be called again after a cut. A redelivery delay or group rebalancing on the queue would break order, an attempt limit without a dead-letter queue would lose messages: such a queue is not read. [More](sources/activemq.md).",
+    why_not_more: "no return with a delay and no answer to an ack, as on Classic; the id is the `message-id`, which JMS clients set and Artemis does not: a message without one may be called again after a cut. A redelivery delay or group rebalancing on the queue would break order, an attempt limit without a dead-letter queue would lose messages: such a queue is not read. [More](sources/activemq.md).",
 };
 
 /// One queue of a broker, read under a source's name.
@@ -86,7 +94,7 @@ impl ActiveMqSource {
             features: Features {
                 lease: Some(options.lease),
                 identity: options.identity == Identified::MessageId,
-                ..FEATURES
+                ..features(options.broker)
             },
             own_ids: Arc::new(OwnIds::new(options.identity)),
             connector: Connector {

@@ -19,6 +19,8 @@ pub struct Options {
     pub roots: Vec<Root>,
     /// Who we are, by SASL PLAIN; `None` = SASL ANONYMOUS.
     pub login: Option<Login>,
+    /// Which of the two it is: they do not promise the same.
+    pub broker: Broker,
     /// The queue. On Artemis also `address::queue`.
     pub queue: String,
     /// No other instance reads the queue, and the broker sees to that: it refuses a second connection
@@ -33,6 +35,15 @@ pub struct Options {
     pub identity: Identified,
     /// What is done about settings of the queue that break order or lose messages.
     pub queue_settings: QueueSettings,
+}
+
+/// Which broker it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broker {
+    /// ActiveMQ Classic. When a connection is lost, keys may be out of order.
+    Classic,
+    /// ActiveMQ Artemis. Nothing is read where it turns out to be Classic.
+    Artemis,
 }
 
 /// Who we are.
@@ -96,6 +107,7 @@ impl Options {
             tls,
             roots: Vec::new(),
             login,
+            broker: Broker::Classic,
             queue: queue.to_owned(),
             alone: true,
             lease: Duration::from_secs(10),

@@ -139,6 +139,21 @@ impl<'a> Children<'a> {
         Ok(())
     }
 
+    /// How many bytes the router has grown by at the most while it delivered so many. What it has when
+    /// it opens its history, before it connects, is what it begins with.
+    pub(super) async fn grown_by(&mut self, delivered: u64) -> Result<u64, End> {
+        let pid = self.child.0.id();
+        self.wait_for(|me| Ok(me.file.0.exists())).await?;
+        let before = memory(pid)?;
+        let most = std::cell::Cell::new(before);
+        self.wait_for(|me| {
+            most.set(most.get().max(memory(pid)?));
+            Ok(me.delivered()? >= delivered)
+        })
+        .await?;
+        Ok(most.get() - before)
+    }
+
     /// Waits until all was delivered, and lets the last router stop as it should.
     pub(super) async fn finish(&mut self, all: u64) -> Result<(), End> {
         self.until_all(all).await?;
@@ -223,6 +238,18 @@ impl<'a> Children<'a> {
         read.map_err(|error| End::Failed(format!("the history cannot be read: {error}")))?;
         Ok(history)
     }
+}
+
+/// What a process has allocated, in bytes; its program and files are no part of it.
+fn memory(pid: u32) -> Result<u64, End> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+    let status = status.map_err(|error| End::Failed(format!("it cannot be weighed: {error}")))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map(|kib| kib << 10)
+        .ok_or_else(|| End::Failed("its status has no RssAnon".to_owned()))
 }
 
 async fn start(bench: &Bench, file: &HistoryFile) -> Result<Running, End> {

@@ -183,7 +183,7 @@ impl Rig {
     /// A router on a fresh queue, whose connections will be lost.
     pub(super) async fn start_to_cut(&self, setup: Setup) -> Result<Run, End> {
         let mut run = self.start(setup).await?;
-        run.bench.ordered = self.features.order == Order::Kept;
+        run.bench.expect_cuts(&self.features);
         Ok(run)
     }
 
@@ -250,6 +250,11 @@ pub(super) async fn router(
 }
 
 impl Bench {
+    /// Connections will be lost: not every source keeps its order over that.
+    pub(super) fn expect_cuts(&mut self, features: &Features) {
+        self.ordered = features.order == Order::Kept;
+    }
+
     /// Publishes the messages of these numbers of each key: of all keys in turn.
     pub(super) async fn publish<K: AsRef<str>>(
         &self,
@@ -466,6 +471,17 @@ pub(super) fn envelope(label: &str) -> Bytes {
         "id": label,
         "mediationType": "HTTP",
         "mediationTarget": URL,
+    });
+    body.to_string().into()
+}
+
+/// One with a payload of so many bytes.
+pub(super) fn large_envelope(label: &str, bytes: usize) -> Bytes {
+    let body = serde_json::json!({
+        "id": label,
+        "mediationType": "HTTP",
+        "mediationTarget": URL,
+        "payload": "x".repeat(bytes),
     });
     body.to_string().into()
 }

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use crate::message::Identity;
 use crate::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, ParkedLane, ParkedRow, Stay, Store,
-    StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, ParkedLane, ParkedRow,
+    Stay, Store, StoreError, Stored,
 };
 
 /// Keeps everything in memory and forgets it with the last clone.
@@ -129,6 +129,8 @@ impl Store for MemoryStore {
         let mut shelf = self.lock();
         let attempts = shelf.attempts.entry(identity.clone()).or_default();
         attempts.push(attempt);
+        let old = attempts.len().saturating_sub(KEPT_ATTEMPTS);
+        attempts.drain(..old);
         let stay = shelf.stays.entry(identity.clone()).or_default();
         stay.failed += 1;
         at_once(*stay)
@@ -234,6 +236,21 @@ impl Store for MemoryStore {
         at_once(rows.unwrap_or_default())
     }
 
+    fn parked_names(
+        &self,
+        lane: LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Durable<Vec<(u64, Identity)>> {
+        let shelf = self.lock();
+        let names = shelf.parked.get(&lane).map(|parked| {
+            let rows = parked.rows.range(after.saturating_add(1)..).take(limit);
+            let name = |(row, message): (&u64, &Stored)| (*row, message.identity.clone());
+            rows.map(name).collect()
+        });
+        at_once(names.unwrap_or_default())
+    }
+
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>> {
         let shelf = self.lock();
         let sizes = shelf.parked.get(&lane).map(|parked| {
@@ -252,7 +269,17 @@ impl Store for MemoryStore {
                 pool: to.clone(),
                 ..old.clone()
             };
-            if let Some(parked) = shelf.parked.remove(&old) {
+            let Some(parked) = shelf.parked.remove(&old) else {
+                continue;
+            };
+            if let Some(there) = shelf.parked.get_mut(&new) {
+                if there.replaying && !parked.replaying {
+                    there.replaying = false;
+                    there.spilled = false;
+                    there.reason.clone_from(&parked.reason);
+                }
+                shelf.put_behind(&new, parked.rows.into_values().collect());
+            } else {
                 shelf.parked.insert(new.clone(), parked);
             }
             moved.push(new);

@@ -149,6 +149,7 @@ pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// [`Subject`] behind a pointer: the cases are compiled once, for all of them.
 pub(super) trait AnySubject: Send + Sync {
+    fn in_memory(&self) -> bool;
     fn can(&self, fault: Fault) -> bool;
     fn takes(&self, message: &Published) -> bool;
     fn queue(&self) -> Boxed<'_, Result<Arc<dyn AnyQueue>, String>>;
@@ -191,6 +192,10 @@ impl From<Attach> for End {
 }
 
 impl<S: Subject> AnySubject for S {
+    fn in_memory(&self) -> bool {
+        Subject::in_memory(self)
+    }
+
     fn can(&self, fault: Fault) -> bool {
         Subject::can(self, fault)
     }

@@ -3,10 +3,10 @@
 use std::pin::Pin;
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
 use super::answer::{self, Failure};
+use super::connections::Lease;
 use super::http::Clock;
 
 /// What was read of an answer's body so far. One frame, the usual case, is not copied.
@@ -30,13 +30,14 @@ impl Answer {
     pub(super) async fn read(
         &mut self,
         mut body: Incoming,
+        lease: &mut Lease,
         limit: usize,
         mut clock: Pin<&mut Clock>,
     ) -> End {
         loop {
             let frame = tokio::select! {
                 biased;
-                frame = body.frame() => frame,
+                frame = lease.frame(&mut body) => frame,
                 late = clock.as_mut().body() => return End::Cut(late),
             };
             let data = match frame {
@@ -52,7 +53,7 @@ impl Answer {
     }
 
     /// Keeps no more than one byte over the limit, however large a piece comes.
-    fn push(&mut self, mut data: Bytes, limit: usize) {
+    pub(super) fn push(&mut self, mut data: Bytes, limit: usize) {
         data.truncate((limit + 1).saturating_sub(self.bytes().len()));
         if self.bytes().is_empty() {
             self.first = data;

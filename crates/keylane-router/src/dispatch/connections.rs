@@ -1,29 +1,32 @@
 //! Connections to targets, kept open between requests.
 //!
 //! Our own and not hyper-util's client: a request on a kept connection is checked against the
-//! address behind it, and a request costs a third less.
+//! address behind it, and a request costs half of it.
+//!
+//! An HTTP/1 connection has no task of its own. Whoever has it drives it: the attempt that waits for
+//! its answer is woken by the socket itself. While it is kept nobody drives it, so whether its peer
+//! has closed it is seen when it is taken, or looked at by the reaper.
 //!
 //! How many idle connections an origin has needs no limit of its own: each was opened by an attempt
 //! under way, so there are never more than the pools' concurrency, and what is not used any more
 //! goes after a while. Only all of them together are bounded, because origins come from messages.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::{TrySendError, http1, http2};
 use hyper::rt::{Read, Write};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::task::AbortHandle;
+use tokio::task::unconstrained;
 use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
 
@@ -32,6 +35,7 @@ use super::dial::{self, DialError, Resolve};
 use super::guard::Guard;
 use super::target::TargetUrl;
 use super::tls::{self, Tls};
+use crate::map::Map;
 
 /// What is sent, if the lease of its message still holds when it is written.
 #[derive(Debug)]
@@ -58,8 +62,8 @@ impl Body for Payload {
     type Data = Bytes;
     type Error = LeaseLost;
 
-    // The connection's own task asks for it, perhaps a while after the request was handed over.
-    // HTTP/1 asks before it writes anything, and writes nothing after an error.
+    // The connection asks for it, perhaps a while after the request was handed over. HTTP/1 asks
+    // before it writes anything, and writes nothing after an error.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -80,8 +84,8 @@ impl Body for Payload {
     }
 }
 
-/// How long a kept connection may take to be ready. Its own task has only to see the end of the
-/// last answer; one that takes longer is still writing a request that nobody reads.
+/// How long a kept connection may take to be ready. It has only to see the end of the last answer;
+/// one that takes longer is still writing a request that nobody reads.
 const READY: Duration = Duration::from_millis(200);
 /// Requests at once on one HTTP/2 connection, whatever the peer allows: on one connection all wait
 /// for a lost packet.
@@ -115,7 +119,7 @@ pub(super) struct Connections {
 
 #[derive(Debug, Default)]
 struct Kept {
-    origins: HashMap<Arc<str>, Origin>,
+    origins: Map<Arc<str>, Origin>,
     /// Idle HTTP/1 connections of all origins: counting them anew at each return would cost more
     /// than the request.
     idle: usize,
@@ -149,11 +153,21 @@ struct Idle {
     since: Instant,
 }
 
-#[derive(Debug)]
+/// An HTTP/1 connection over any stream.
+type Running = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
+
+/// Dropped, it is closed at once, whatever still comes on it.
 struct Http1 {
     send: http1::SendRequest<Payload>,
+    /// Driven by who waits for something of it. `None` when it has ended.
+    connection: Option<Running>,
     address: SocketAddr,
-    task: AbortHandle,
+}
+
+impl std::fmt::Debug for Http1 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Http1({})", self.address)
+    }
 }
 
 #[derive(Debug)]
@@ -333,14 +347,10 @@ impl Connections {
             .max_header_size(self.limits.header_bytes)
             .handshake(stream);
         let (send, connection) = handshake.await.map_err(NoConnection::Http)?;
-        // Ends with its sender, which a lease or the list of idle ones owns.
-        let task = tokio::spawn(async move {
-            let _ = connection.await;
-        });
         Ok(Http1 {
             send,
+            connection: Some(Box::pin(connection)),
             address,
-            task: task.abort_handle(),
         })
     }
 
@@ -361,7 +371,7 @@ impl Connections {
         let (send, connection) = handshake.await.map_err(NoConnection::Http)?;
         let driven = Arc::new(Mutex::new(Some(connection)));
         // Ends with the last of its senders.
-        tokio::spawn(drive(driven.clone()));
+        tokio::spawn(drive_shared(driven.clone()));
         let shared = Arc::new(Shared {
             send,
             driven,
@@ -390,7 +400,7 @@ impl Connections {
 
     /// Keeps an HTTP/1 connection for the next request.
     fn put(self: &Arc<Self>, origin: Arc<str>, line: Http1) {
-        if line.send.is_closed() {
+        if line.has_ended() {
             return;
         }
         let mut kept = self.kept();
@@ -422,14 +432,14 @@ impl Connections {
     /// How many connections are idle and open.
     #[cfg(feature = "testing")]
     pub(super) fn idle(&self) -> usize {
-        let kept = self.kept();
-        let idle = kept.origins.values().flat_map(|origin| &origin.idle);
-        idle.filter(|idle| !idle.line.send.is_closed()).count()
+        let mut kept = self.kept();
+        kept.retain(|idle| idle.line.is_idle());
+        kept.idle
     }
 }
 
 /// Drives an HTTP/2 connection to its end.
-async fn drive(driven: Arc<Mutex<Option<Driven>>>) {
+async fn drive_shared(driven: Arc<Mutex<Option<Driven>>>) {
     std::future::poll_fn(move |cx| {
         let mut driven = driven.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(connection) = driven.as_mut() else {
@@ -465,7 +475,7 @@ impl Kept {
     fn drop_expired(&mut self, idle_for: Duration) {
         let now = Instant::now();
         let fresh = |since: Instant| now.duration_since(since) < idle_for;
-        self.retain(|idle| fresh(idle.since));
+        self.retain(|idle| fresh(idle.since) && idle.line.is_idle());
         self.origins.retain(|_, origin| {
             origin.shared.retain(|shared| {
                 shared.is_usable() && (shared.streams() > 0 || fresh(shared.used()))
@@ -490,12 +500,10 @@ impl Kept {
         self.retain(|idle| idle.since > last);
     }
 
-    fn retain(&mut self, keep: impl Fn(&Idle) -> bool) {
+    fn retain(&mut self, mut keep: impl FnMut(&mut Idle) -> bool) {
         let mut left = 0;
         for origin in self.origins.values_mut() {
-            origin
-                .idle
-                .retain(|idle| keep(idle) && !idle.line.send.is_closed());
+            origin.idle.retain_mut(&mut keep);
             left += origin.idle.len();
         }
         self.idle = left;
@@ -543,6 +551,59 @@ impl Shared {
     }
 }
 
+fn drive(running: &mut Option<Running>, cx: &mut Context<'_>) {
+    if let Some(connection) = running
+        && connection.as_mut().poll(cx).is_ready()
+    {
+        *running = None;
+    }
+}
+
+impl Http1 {
+    /// Lets it read and write what it can.
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        drive(&mut self.connection, cx);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.connection.is_none()
+    }
+
+    /// Whether it takes a request now: its peer has neither closed it nor said anything.
+    fn is_idle(&mut self) -> bool {
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        !self.has_ended() && self.send.is_ready()
+    }
+
+    /// Waits until it takes a request; `false` when it never will.
+    async fn ready(&mut self) -> bool {
+        std::future::poll_fn(|cx| {
+            self.drive(cx);
+            match self.has_ended() {
+                true => Poll::Ready(false),
+                false if self.send.is_ready() => Poll::Ready(true),
+                false => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    async fn send(
+        &mut self,
+        request: Request<Payload>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<Payload>>> {
+        // Not held up by what the task did before: what was not said now would be said to nobody.
+        let mut sent = std::pin::pin!(unconstrained(self.send.try_send_request(request)));
+        let connection = &mut self.connection;
+        std::future::poll_fn(|cx| {
+            drive(connection, cx);
+            // Only the connection, driven above, makes it ready.
+            sent.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        })
+        .await
+    }
+}
+
 impl Lease {
     pub(super) fn is_http2(&self) -> bool {
         matches!(self.line, Some(Line::Http2(..)))
@@ -558,11 +619,9 @@ impl Lease {
     async fn is_ready(&mut self) -> bool {
         match self.line.as_mut().expect("given back only at the end") {
             Line::Http1(line) => {
-                line.send.is_ready()
-                    || matches!(
-                        tokio::time::timeout(READY, line.send.ready()).await,
-                        Ok(Ok(()))
-                    )
+                line.is_idle()
+                    || !line.has_ended()
+                        && matches!(tokio::time::timeout(READY, line.ready()).await, Ok(true))
             }
             Line::Http2(_, send) => send.ready().await.is_ok(),
         }
@@ -574,9 +633,31 @@ impl Lease {
         request: Request<Payload>,
     ) -> Result<Response<Incoming>, TrySendError<Request<Payload>>> {
         match self.line.as_mut().expect("given back only at the end") {
-            Line::Http1(line) => line.send.try_send_request(request).await,
+            Line::Http1(line) => line.send(request).await,
             Line::Http2(_, send) => send.try_send_request(request).await,
         }
+    }
+
+    /// The next piece of the answer's body.
+    pub(super) async fn frame(
+        &mut self,
+        body: &mut Incoming,
+    ) -> Option<Result<Frame<Bytes>, hyper::Error>> {
+        let Some(Line::Http1(line)) = &mut self.line else {
+            return body.frame().await;
+        };
+        let mut body = Pin::new(body);
+        std::future::poll_fn(|cx| {
+            let none = &mut Context::from_waker(Waker::noop());
+            match body.as_mut().poll_frame(none) {
+                Poll::Pending => {
+                    line.drive(cx);
+                    body.as_mut().poll_frame(none)
+                }
+                ready => ready,
+            }
+        })
+        .await
     }
 
     /// The answer was read whole: the connection is fit for the next request.
@@ -604,15 +685,10 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        match self.line.take() {
-            // At once: its task would first read what still comes.
-            Some(Line::Http1(line)) => line.task.abort(),
-            Some(Line::Http2(shared, _)) => {
-                // It was late: others on it may go on, but nobody new should rely on it.
-                shared.retired.store(true, Ordering::Relaxed);
-                shared.leave();
-            }
-            None => {}
+        if let Some(Line::Http2(shared, _)) = self.line.take() {
+            // It was late: others on it may go on, but nobody new should rely on it.
+            shared.retired.store(true, Ordering::Relaxed);
+            shared.leave();
         }
     }
 }

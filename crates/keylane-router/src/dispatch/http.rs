@@ -123,6 +123,22 @@ impl HttpDispatch {
         })
     }
 
+    /// Sets the time limits of one attempt and takes them off again, to be measured.
+    #[cfg(feature = "testing")]
+    pub async fn set_limits_of(&self, attempt: &Attempt) {
+        let mut clock = pin!(Clock::start(&attempt.timeout));
+        let mut late = pin!(clock.as_mut().first_byte());
+        std::future::poll_fn(|cx| std::task::Poll::Ready(late.as_mut().poll(cx).is_ready())).await;
+    }
+
+    /// Takes an answer of one piece up to the limits, to be measured: how many bytes are kept of it.
+    #[cfg(feature = "testing")]
+    pub fn take_answer(&self, headers: &http::HeaderMap, body: bytes::Bytes) -> Option<usize> {
+        let mut read = Answer::default();
+        read.push(body, self.answer_limit);
+        (headers.len() <= self.answer_headers).then(|| read.bytes().len())
+    }
+
     /// One attempt on this stream instead of a connection of its own, for tests without a network.
     #[cfg(feature = "testing")]
     pub async fn attempt_over(
@@ -230,7 +246,7 @@ impl HttpDispatch {
     async fn finish(
         &self,
         response: Response<Incoming>,
-        lease: Lease,
+        mut lease: Lease,
         clock: Pin<&mut Clock>,
     ) -> Outcome {
         let (head, body) = response.into_parts();
@@ -241,7 +257,7 @@ impl HttpDispatch {
         let end = if body.is_end_stream() {
             End::Whole
         } else {
-            read.read(body, self.answer_limit, clock).await
+            read.read(body, &mut lease, self.answer_limit, clock).await
         };
         match end {
             End::Whole => lease.keep(),

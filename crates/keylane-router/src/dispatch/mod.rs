@@ -120,7 +120,12 @@ impl<D: Dispatch> DynDispatch for D {
     }
 
     fn origin_of(&self, message: &Message) -> Option<Arc<str>> {
-        self.origin(message)
+        // Its attempt will tell; whoever asks here has other messages to see to.
+        let origin = std::panic::AssertUnwindSafe(|| self.origin(message));
+        std::panic::catch_unwind(origin).unwrap_or_else(|_| {
+            tracing::error!("the origin of a message could not be told: the dispatch panicked");
+            None
+        })
     }
 
     fn told_of(&self, name: &Arc<str>, kind: &SourceKind) {

@@ -1,7 +1,6 @@
 //! Target URLs: what may be called at all, and whom a URL means.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, RwLock};
 
@@ -9,6 +8,7 @@ use http::uri::Scheme;
 use http::{HeaderValue, Uri};
 
 use super::list;
+use crate::map::Map;
 
 /// How many parsed targets are remembered. More distinct ones are parsed again: that costs a
 /// microsecond, memory without bound costs more.
@@ -170,7 +170,7 @@ fn invalid(text: &'static str) -> TargetError {
 /// Targets that were parsed already, so that a target of many messages is parsed once.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    by_url: RwLock<HashMap<Arc<str>, Arc<TargetUrl>>>,
+    by_url: RwLock<Map<Arc<str>, Arc<TargetUrl>>>,
 }
 
 impl Known {

@@ -37,6 +37,7 @@ mod schema;
 mod shelf;
 mod source;
 mod stores;
+mod sync;
 mod writer;
 
 use std::collections::HashMap;
@@ -65,6 +66,7 @@ use schema::Durability;
 use shelf::Limits;
 use source::SourceQueues;
 use stores::Memory;
+use sync::Syncer;
 use writer::{Budget, Failure, State, Writer};
 
 /// How the file is opened.
@@ -295,10 +297,16 @@ impl Db {
             opened: moment,
             first_seq: next_seq,
         };
+        let syncer = Syncer::start(&file).map_err(|source| OpenError::Folder {
+            path: file.clone(),
+            source,
+        })?;
         let writer = State {
             file: file.clone(),
             durability,
             connection: Some(connection),
+            commits: durability,
+            syncer,
             dedup,
             budget: Budget {
                 limit: options.store_budget,

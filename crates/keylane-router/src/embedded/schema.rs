@@ -129,11 +129,7 @@ fn prepare_writer(
         return Err(Prepare::Refused(OpenError::ReadOnly { file: file.into() }));
     }
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    let synchronous = match durability {
-        Durability::Full => "FULL",
-        Durability::Normal => "NORMAL",
-    };
-    connection.pragma_update(None, "synchronous", synchronous)?;
+    commit_as(&connection, durability)?;
     connection.pragma_update(None, "wal_autocheckpoint", 4000)?;
     connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
     // Rows are added at the end and leave in stretches: little is looked at twice.
@@ -142,6 +138,18 @@ fn prepare_writer(
     connection.set_prepared_statement_cache_capacity(256);
     migrate(&mut connection, version)?;
     Ok(connection)
+}
+
+/// Makes the commits that follow so safe.
+pub(super) fn commit_as(
+    connection: &Connection,
+    durability: Durability,
+) -> Result<(), rusqlite::Error> {
+    let synchronous = match durability {
+        Durability::Full => "FULL",
+        Durability::Normal => "NORMAL",
+    };
+    connection.pragma_update(None, "synchronous", synchronous)
 }
 
 /// Refuses what is not ours or newer than we are; answers the file's version.

@@ -15,10 +15,11 @@
 //! first of them here and the others in a side index (see `claim`).
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::map::Map;
 use crate::message::Key;
 use crate::plan::Keyless;
 use crate::source::SettleError;
@@ -310,14 +311,14 @@ pub(super) struct Shelf {
     tail: Option<(LaneId, u64)>,
     lanes: Vec<Option<Lane>>,
     free: Vec<LaneId>,
-    names: HashMap<Arc<[u8]>, LaneId>,
+    names: Map<Arc<[u8]>, LaneId>,
     ready: VecDeque<LaneId>,
     /// Waiting messages of the lanes in `ready`.
     ready_messages: u64,
     /// Lanes with something waiting behind what is out.
     blocked: usize,
     dues: BinaryHeap<Reverse<(Instant, Due)>>,
-    out: HashMap<u64, Out>,
+    out: Map<u64, Out>,
     /// Acked, and their rows are still in the table.
     acked: BTreeSet<u64>,
     /// Acked, and their rows are not in the table any more; a claim that began before that still
@@ -344,12 +345,12 @@ impl Shelf {
             tail: None,
             lanes: Vec::new(),
             free: Vec::new(),
-            names: HashMap::new(),
+            names: Map::default(),
             ready: VecDeque::new(),
             ready_messages: 0,
             blocked: 0,
             dues: BinaryHeap::new(),
-            out: HashMap::new(),
+            out: Map::default(),
             acked: BTreeSet::new(),
             purged: BTreeSet::new(),
             overflow: Vec::new(),

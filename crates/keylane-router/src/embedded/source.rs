@@ -356,6 +356,10 @@ impl Write for Ack {
         false
     }
 
+    fn acks(&self) -> Option<usize> {
+        Some(self.seqs.len())
+    }
+
     fn moment(&self) -> Moment {
         self.moment
     }

@@ -20,8 +20,8 @@ use super::source::delete_rows;
 use super::writer::{Failure, Tx};
 use crate::message::{BrokerId, Identity, Key};
 use crate::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, ParkedLane, ParkedRow, Stay, Store,
-    StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, ParkedLane, ParkedRow,
+    Stay, Store, StoreError, Stored,
 };
 
 /// What a stored message is counted with beside its body and headers.
@@ -392,6 +392,26 @@ impl Store for EmbeddedStore {
         })
     }
 
+    fn parked_names(
+        &self,
+        lane: LaneName,
+        after: u64,
+        limit: usize,
+    ) -> Durable<Vec<(u64, Identity)>> {
+        self.read(move |connection| {
+            let Some(n) = find_parked_lane(connection, &lane)? else {
+                return Ok(Vec::new());
+            };
+            let mut select = connection.prepare_cached(
+                "SELECT row, source, id FROM parked WHERE lane = ? AND row > ? ORDER BY row LIMIT ?",
+            )?;
+            let names = select.query_map((n, after as i64, limit as i64), |row| {
+                Ok((row.get::<_, i64>(0)? as u64, identity_at(row, 1)?))
+            })?;
+            names.collect()
+        })
+    }
+
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>> {
         self.read(move |connection| {
             let Some(n) = find_parked_lane(connection, &lane)? else {
@@ -410,11 +430,19 @@ impl Store for EmbeddedStore {
     fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>> {
         let (of, into) = (from.clone(), to.clone());
         let work = move |tx: &mut Tx<'_>| {
-            let mut update = tx.sql.prepare_cached(
-                "UPDATE parked_lanes SET pool = ? WHERE pool = ? RETURNING source, pool, key, alone",
-            )?;
-            let moved = update.query_map((&*to, &*from), |row| lane_at(row, 0))?;
-            Ok(moved.collect::<Result<Vec<_>, _>>()?)
+            let mut moved = Vec::new();
+            for (n, old) in lanes_of_pool(tx.sql, &from)? {
+                let new = LaneName {
+                    pool: to.clone(),
+                    ..old
+                };
+                match find_parked_lane(tx.sql, &new)? {
+                    None => rename_lane(tx.sql, n, &to)?,
+                    Some(into) => merge_lanes(tx.sql, n, into)?,
+                }
+                moved.push(new);
+            }
+            Ok(moved)
         };
         self.write(1024, true, work, move |memory, moved| {
             for new in moved {
@@ -422,8 +450,13 @@ impl Store for EmbeddedStore {
                     pool: of.clone(),
                     ..new.clone()
                 };
-                if let Some(mut lane) = memory.parked.remove(&old) {
-                    lane.lane.pool = into.clone();
+                let Some(mut lane) = memory.parked.remove(&old) else {
+                    continue;
+                };
+                lane.lane.pool = into.clone();
+                if let Some(there) = memory.parked.get_mut(&lane.lane) {
+                    there.merge(lane);
+                } else {
                     memory.parked.insert(lane.lane.clone(), lane);
                 }
             }
@@ -786,6 +819,16 @@ fn insert_attempt(
         &attempt.class,
         &attempt.text,
         &attempt.answer,
+    ))?;
+    // A head may be tried for ever.
+    sql.prepare_cached(
+        "DELETE FROM attempts WHERE source = ?1 AND id = ?2 AND n <=
+         (SELECT n FROM attempts WHERE source = ?1 AND id = ?2 ORDER BY n DESC LIMIT 1 OFFSET ?3)",
+    )?
+    .execute((
+        &*identity.source,
+        IdColumn(&identity.id),
+        KEPT_ATTEMPTS as i64,
     ))
     .map(drop)
 }
@@ -867,6 +910,47 @@ fn parked_lane(
         spilled,
     ))?;
     Ok(sql.last_insert_rowid())
+}
+
+fn lanes_of_pool(sql: &Connection, pool: &str) -> Result<Vec<(i64, LaneName)>, rusqlite::Error> {
+    let select = "SELECT n, source, pool, key, alone FROM parked_lanes WHERE pool = ? ORDER BY n";
+    let mut select = sql.prepare_cached(select)?;
+    let lanes = select.query_map([pool], |row| Ok((row.get(0)?, lane_at(row, 1)?)))?;
+    lanes.collect()
+}
+
+fn rename_lane(sql: &Connection, lane: i64, pool: &str) -> Result<(), rusqlite::Error> {
+    sql.prepare_cached("UPDATE parked_lanes SET pool = ? WHERE n = ?")?
+        .execute((pool, lane))
+        .map(drop)
+}
+
+/// The rows of one lane go behind those of another, as new ones: what is fed of that is never
+/// behind what is to be fed. If either waits for an operator, so do both.
+fn merge_lanes(sql: &Connection, lane: i64, into: i64) -> Result<(), rusqlite::Error> {
+    let mut rows = sql.prepare_cached("SELECT row FROM parked WHERE lane = ? ORDER BY row")?;
+    let rows: Vec<i64> = rows
+        .query_map([lane], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
+    // Not by the rows there are: numbers do not repeat.
+    let last = "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'parked'";
+    let mut last: i64 = sql.prepare_cached(last)?.query_row([], |row| row.get(0))?;
+    let mut move_row = sql.prepare_cached("UPDATE parked SET row = ?, lane = ? WHERE row = ?")?;
+    for row in rows {
+        last += 1;
+        move_row.execute((last, into, row))?;
+    }
+    sql.prepare_cached("UPDATE sqlite_sequence SET seq = ? WHERE name = 'parked'")?
+        .execute([last])?;
+    sql.prepare_cached(
+        "UPDATE parked_lanes SET reason = old.reason, replaying = 0, spilled = 0
+         FROM (SELECT reason, replaying FROM parked_lanes WHERE n = ?) AS old
+         WHERE n = ? AND parked_lanes.replaying AND NOT old.replaying",
+    )?
+    .execute((lane, into))?;
+    sql.prepare_cached("DELETE FROM parked_lanes WHERE n = ?")?
+        .execute([lane])
+        .map(drop)
 }
 
 /// From now on an operator decides.

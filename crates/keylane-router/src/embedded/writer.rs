@@ -1,5 +1,6 @@
 //! The one thread that writes: it takes all commands that wait, runs them in one transaction and
-//! answers each when that is on disk.
+//! answers each when that is on disk. Acks alone are answered when they are committed, and synced
+//! right after (see `sync`): what a power cut takes of them is delivered again, and nothing more.
 //!
 //! Commit when the writer is free, no linger: under load many commands share one sync, alone a
 //! command waits for nobody. Commands are run, become durable and are answered in the order in
@@ -18,11 +19,14 @@ use super::dedup::Dedup;
 use super::lock::FolderLock;
 use super::schema::{self, Durability, classify};
 use super::shelf::Limits;
+use super::sync::Syncer;
 use super::{OpenError, Queues, clock::Moment};
 use crate::store::StoreError;
 
 /// A group takes about this many bytes; what waits beyond goes into the next transaction.
 const GROUP_BYTES: usize = 8 << 20;
+/// With so many acks committed and not on disk, commits wait for it again.
+const UNSYNCED: u64 = 8192;
 /// After this long without a command, what is acked is taken out of the tables.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -59,6 +63,10 @@ pub(super) trait Write: Send {
     fn bytes(&self) -> usize;
     /// Whether it needs room; what only deletes is let through when the disk is full.
     fn grows(&self) -> bool;
+    /// How many messages it acks, if that is all it does: then it need not wait for the disk.
+    fn acks(&self) -> Option<usize> {
+        None
+    }
     /// When it was submitted.
     fn moment(&self) -> Moment;
     fn apply(&mut self, tx: &mut Tx<'_>) -> Result<(), Failure>;
@@ -237,6 +245,9 @@ pub(super) struct State {
     pub(super) durability: Durability,
     /// `None` after an error that a fresh connection may cure.
     pub(super) connection: Option<Connection>,
+    /// How the connection commits now.
+    pub(super) commits: Durability,
+    pub(super) syncer: Syncer,
     pub(super) dedup: Dedup,
     pub(super) budget: Budget,
     pub(super) next_seq: u64,
@@ -430,6 +441,13 @@ impl State {
         group: &mut [Box<dyn Write>],
     ) -> Result<Vec<Result<(), Failure>>, rusqlite::Error> {
         self.reopen()?;
+        self.see_to_the_log()?;
+        let acks: Option<usize> = group.iter().map(|write| write.acks()).sum();
+        let acks = acks.filter(|_| self.syncer.behind() < UNSYNCED);
+        self.commit_as(match acks {
+            Some(_) => Durability::Normal,
+            None => self.durability,
+        })?;
         let Self {
             connection,
             dedup,
@@ -467,12 +485,39 @@ impl State {
             tx.dedup.purge(sql, last_moment.now)?;
         }
         run(sql, "COMMIT")?;
+        if let Some(acks) = acks
+            && self.durability == Durability::Full
+        {
+            self.syncer.committed(acks);
+        }
         Ok(results)
+    }
+
+    /// What a failed sync left in the log may be on disk in parts: it is folded into the file before
+    /// anything else is promised.
+    fn see_to_the_log(&mut self) -> Result<(), rusqlite::Error> {
+        if !self.syncer.has_failed() {
+            return Ok(());
+        }
+        self.commit_as(self.durability)?;
+        let connection = self.connection.as_ref().expect("just reopened");
+        checkpoint(connection, "RESTART").inspect_err(|_| self.syncer.fail())
+    }
+
+    /// Whether the commits that follow wait for the disk.
+    fn commit_as(&mut self, durability: Durability) -> Result<(), rusqlite::Error> {
+        if self.commits != durability {
+            let connection = self.connection.as_ref().expect("just reopened");
+            schema::commit_as(connection, durability)?;
+            self.commits = durability;
+        }
+        Ok(())
     }
 
     fn reopen(&mut self) -> Result<(), rusqlite::Error> {
         if self.connection.is_none() {
             self.connection = Some(schema::reopen_writer(&self.file, self.durability)?);
+            self.commits = self.durability;
         }
         Ok(())
     }
@@ -499,6 +544,7 @@ impl State {
             }
             drop(connection);
         }
+        drop(self.syncer);
         drop(self.lock);
     }
 }
@@ -600,6 +646,8 @@ mod tests {
         let mut state = State {
             dedup: Dedup::load(&connection, std::time::Duration::ZERO, moment).expect("loads"),
             connection: Some(connection),
+            commits: Durability::Full,
+            syncer: Syncer::start(&file).expect("the system gives threads"),
             file,
             durability: Durability::Full,
             budget: Budget { limit: 0, used: 0 },

@@ -5,17 +5,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
 use lapin::options::{BasicAckOptions, BasicNackOptions, BasicQosOptions};
-use lapin::{Channel, Connection};
-use tokio_util::sync::CancellationToken;
+use lapin::{Channel, Connection, Event};
 
+use super::queue::error_text;
 use crate::lease::{BootClock, LeaseClock};
+use crate::source::Bond;
 
 /// Why a link is over that was closed to give everything back.
 pub(super) const GAVE_BACK: &str = "messages were given back";
 /// As long as this a connection may take to end as it should.
 const CLOSE: Duration = Duration::from_secs(5);
+/// Why a link is over that the router wants nothing more of.
+const GIVEN_UP: &str = "what came over it was given up";
 
 /// A connection, and what of it is out. It is never mended: what was out on one that is lost is
 /// lost, and the next one is a new link.
@@ -31,9 +34,10 @@ pub(super) struct Link {
     heard: AtomicU64,
     /// Nothing more is received: what is given back waits for the end.
     stopping: AtomicBool,
-    /// Why it is over; written once, before `over` is told.
+    /// Why it is over; written once, before the bond is cut by us.
     why: OnceLock<String>,
-    pub(super) over: CancellationToken,
+    /// Cut when the link ends. Whoever cuts it ends the link.
+    pub(super) bond: Bond,
 }
 
 /// A channel, with the deliveries that were handed to the router and are not settled.
@@ -69,7 +73,7 @@ impl Link {
             heard: AtomicU64::new(now()),
             stopping: AtomicBool::new(false),
             why: OnceLock::new(),
-            over: CancellationToken::new(),
+            bond: Bond::new(),
         })
     }
 
@@ -93,12 +97,31 @@ impl Link {
             // as long as there are heartbeats. The frame is on its way at the first poll.
             let _ = self.connection.close(200, "".into()).now_or_never();
         }
-        self.over.cancel();
+        self.bond.cut();
     }
 
     /// Why it is over, if it is.
     pub(super) fn ended(&self) -> Option<&str> {
-        self.why.get().map(String::as_str)
+        let given_up = || (!self.bond.holds()).then_some(GIVEN_UP);
+        self.why.get().map(String::as_str).or_else(given_up)
+    }
+
+    /// Ends it as soon as the connection is lost, whoever is busy with what: the broker hands to
+    /// others what was out. Also when the router gives up what came over it.
+    pub(super) async fn watch(self: Arc<Self>) {
+        let mut events = std::pin::pin!(self.connection.events_listener());
+        loop {
+            let event = tokio::select! {
+                () = self.bond.ended() => return self.end(GIVEN_UP),
+                event = events.next() => event,
+            };
+            match event {
+                Some(Event::Error(error)) => return self.end(error_text(&error)),
+                Some(_) if self.connection.status().connected() => {}
+                Some(_) => return self.end("the connection is closed"),
+                None => return,
+            }
+        }
     }
 
     pub(super) fn stop(&self) {
@@ -133,7 +156,7 @@ impl Link {
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("the broker did not answer within {:?}", self.patience),
             },
-            () = self.over.cancelled() => self.ended().unwrap_or_default().to_owned(),
+            () = self.bond.ended() => self.ended().unwrap_or_default().to_owned(),
         };
         self.end(why.clone());
         Err(why)

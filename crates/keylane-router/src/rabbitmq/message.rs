@@ -7,7 +7,7 @@ use lapin::types::AMQPValue;
 
 use super::options::{IdentityFrom, Options};
 use crate::message::{BrokerId, Key};
-use crate::recent::Recent;
+use crate::recent::{Recent, fingerprint};
 
 /// The ordering key: of the first header that has one, else the routing key if that was asked for.
 pub(super) fn key(options: &Options, delivery: &Delivery) -> Option<Key> {
@@ -76,9 +76,19 @@ pub(super) struct Names {
     from: IdentityFrom,
     /// Begins the names of deliveries that have no other: never the same in another process.
     own: String,
-    /// What was handed out lately, and over which link.
-    recent: Recent<u64>,
+    /// What was handed out lately.
+    recent: Recent<Seen>,
+    /// Two messages had one id: none is looked at any more, because another that comes again may be
+    /// taken for one that was acked, and be lost.
+    repeated: bool,
     warned: bool,
+}
+
+/// How a message was handed out last.
+struct Seen {
+    link: u64,
+    /// Of its body.
+    fingerprint: u64,
 }
 
 /// Which delivery it was.
@@ -95,13 +105,15 @@ impl Names {
             from,
             own: format!("~{}", uuid::Uuid::now_v7().simple()),
             recent: Recent::default(),
+            repeated: false,
             warned: false,
         }
     }
 
     /// The name of a delivery. A `message-id` that is known is another message's if the broker has
-    /// never handed this one out before, or if it came over the same link, where nothing comes
-    /// twice. Then it gets a name of its own, so that neither is taken for the other and lost.
+    /// never handed this one out before, if it came over the same link, where nothing comes twice,
+    /// or if its body was another. Then it gets a name of its own, and so does every later one, so
+    /// that none is taken for another and lost.
     pub(super) fn name(&mut self, source: &str, delivery: &Delivery, which: Which) -> BrokerId {
         let id = match self.from {
             IdentityFrom::MessageId => delivery.properties.message_id().as_ref(),
@@ -113,16 +125,29 @@ impl Names {
             }
             return BrokerId::Text(self.own_name("", which));
         };
-        let named = BrokerId::Text(id.as_str().into());
-        let twice = self
-            .recent
-            .get(&named)
-            .is_some_and(|link| !delivery.redelivered || *link == which.link);
-        if twice {
-            self.warn(source, "two messages have the same `message-id`: both are delivered, but which is which is not known when they come again; let the publisher set another for each, or set identity = \"none\"");
+        if self.repeated {
             return BrokerId::Text(self.own_name(id.as_str(), which));
         }
-        self.recent.add(named.clone(), which.link);
+        let named = BrokerId::Text(id.as_str().into());
+        let seen = Seen {
+            link: which.link,
+            fingerprint: fingerprint(&delivery.data),
+        };
+        let another = |before: &Seen| {
+            !delivery.redelivered
+                || before.link == seen.link
+                || before.fingerprint != seen.fingerprint
+        };
+        if self.recent.get(&named).is_some_and(another) {
+            self.repeated = true;
+            tracing::warn!(
+                source,
+                id = id.as_str(),
+                "two messages have the same `message-id`: from now on none of this source is looked at, and what comes again after a lost connection may be delivered again; let the publisher set another for each, or set identity = \"none\""
+            );
+            return BrokerId::Text(self.own_name(id.as_str(), which));
+        }
+        self.recent.add(named.clone(), seen);
         named
     }
 
@@ -200,13 +225,39 @@ mod tests {
         let other = names.name("s", &delivery(with_id(), false), which(3));
         assert_eq!(first, again);
         assert_ne!(first, other);
-        let beside = names.name("s", &delivery(with_id(), true), which(2));
-        assert_ne!(again, beside, "a link hands nothing out twice");
         let nameless = |names: &mut Names, tag| {
             let delivery = delivery(BasicProperties::default(), true);
             names.name("s", &delivery, which(tag))
         };
         assert_ne!(nameless(&mut names, 4), nameless(&mut names, 5));
+    }
+
+    /// The first may have been acked: the second must not be taken for it and be acked uncalled.
+    #[test]
+    fn the_second_of_two_with_one_id_never_has_the_name_of_the_first_when_it_comes_again() {
+        let which = |link, tag| Which {
+            link,
+            shard: 0,
+            tag,
+        };
+        let with_body = |body: &[u8], redelivered| {
+            let properties = BasicProperties::default().with_message_id("a".into());
+            let mut delivery = delivery(properties, redelivered);
+            delivery.data = body.to_vec();
+            delivery
+        };
+        // Both were handed out before the connection was lost.
+        let mut names = Names::new(IdentityFrom::MessageId);
+        let first = names.name("s", &with_body(b"1", false), which(1, 1));
+        let second = names.name("s", &with_body(b"1", false), which(1, 2));
+        assert_ne!(first, second, "a link hands nothing out twice");
+        let again = names.name("s", &with_body(b"1", true), which(2, 1));
+        assert_ne!(first, again);
+        // The second was on its way to us, and was not handed out.
+        let mut names = Names::new(IdentityFrom::MessageId);
+        let first = names.name("s", &with_body(b"1", false), which(1, 1));
+        let second = names.name("s", &with_body(b"2", true), which(2, 1));
+        assert_ne!(first, second);
     }
 
     #[test]

@@ -5,9 +5,9 @@
 //! queue can have: it is never made, never changed, and tells one argument each time. What a policy
 //! adds is not seen by this.
 
-use lapin::options::QueueDeclareOptions;
+use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
 use lapin::types::{AMQPValue, FieldTable};
-use lapin::{Connection, ErrorKind};
+use lapin::{BasicProperties, Confirmation, Connection, ErrorKind};
 
 use super::queue::{Facts, Refused};
 
@@ -15,8 +15,9 @@ use super::queue::{Facts, Refused};
 const MOST: usize = 40;
 
 /// What is asked for, with a value that is impossible.
-const WANTED: [(&str, Impossible); 4] = [
+const WANTED: [(&str, Impossible); 5] = [
     ("x-dead-letter-exchange", Impossible::Number),
+    ("x-dead-letter-routing-key", Impossible::Number),
     ("x-single-active-consumer", Impossible::Text),
     ("x-queue-type", Impossible::Text),
     ("x-delivery-limit", Impossible::Number),
@@ -106,8 +107,48 @@ pub(super) async fn facts(connection: &Connection, queue: &str) -> Result<Facts,
             .value("x-delivery-limit")
             .and_then(|limit| limit.parse().ok()),
         dead_letter_exchange: known.value("x-dead-letter-exchange").map(str::to_owned),
-        dead_letters_kept: None,
+        dead_letter_routing_key: known.value("x-dead-letter-routing-key").map(str::to_owned),
+        dead_letters_kept: false,
     })
+}
+
+/// Whether what is sent to this exchange comes to a queue. Sends a message that must be routed, and
+/// whose time is over when it is: it comes back if there is no queue, and no queue keeps it.
+pub(super) async fn is_bound(
+    connection: &Connection,
+    exchange: &str,
+    routing_key: &str,
+) -> Result<bool, Refused> {
+    let refused = |error: lapin::Error| Refused::by(exchange, &error);
+    let channel = connection.create_channel().await.map_err(refused)?;
+    let confirm = channel.confirm_select(ConfirmSelectOptions::default());
+    confirm.await.map_err(refused)?;
+    let must_be_routed = BasicPublishOptions {
+        mandatory: true,
+        ..BasicPublishOptions::default()
+    };
+    let over = BasicProperties::default()
+        .with_expiration("0".into())
+        .with_type("keylane.probe".into());
+    let sent = channel.basic_publish(
+        exchange.into(),
+        routing_key.into(),
+        must_be_routed,
+        b"",
+        over,
+    );
+    let confirmed = match sent.await {
+        Ok(confirm) => confirm.await,
+        Err(error) => Err(error),
+    };
+    let _ = channel.close(200, "".into()).await;
+    match confirmed {
+        Ok(Confirmation::Ack(returned)) => Ok(returned.is_none()),
+        Ok(_) => Ok(false),
+        // There is no such exchange: the channel is closed for that.
+        Err(error) if matches!(error.kind(), ErrorKind::ProtocolError(_)) => Ok(false),
+        Err(error) => Err(refused(error)),
+    }
 }
 
 /// Asks until the broker has told this argument.

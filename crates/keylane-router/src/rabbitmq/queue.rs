@@ -88,8 +88,9 @@ pub(super) struct Facts {
     pub(super) single_active: bool,
     pub(super) delivery_limit: Option<i64>,
     pub(super) dead_letter_exchange: Option<String>,
-    /// Whether something is bound to that exchange; `None`: nobody could tell.
-    pub(super) dead_letters_kept: Option<bool>,
+    pub(super) dead_letter_routing_key: Option<String>,
+    /// Whether a queue is bound to that exchange.
+    pub(super) dead_letters_kept: bool,
 }
 
 /// Declares what is to be declared and looks whether every queue is fit to be read.
@@ -115,65 +116,81 @@ pub(super) async fn prepare(
     Ok(())
 }
 
-/// Whether the queues are what the options need them to be.
-pub(super) async fn verify(connection: &Connection, options: &Options) -> Result<(), Refused> {
+/// Whether the queues are what the options need them to be: everything that is wrong with them.
+pub(super) async fn verify(
+    source: &str,
+    connection: &Connection,
+    options: &Options,
+) -> Result<(), Refused> {
+    let mut wrong = Vec::new();
     for queue in options.queues() {
         let mut facts = probe::facts(connection, &queue).await?;
-        if options.declare == Declare::Create {
-            // We made and bound it ourselves.
-            facts.dead_letters_kept = Some(facts.dead_letter_exchange.is_some());
+        if let Some(exchange) = &facts.dead_letter_exchange
+            && options.dead_letter == DeadLetterTo::Broker
+        {
+            let by = facts.dead_letter_routing_key.as_ref().unwrap_or(&queue);
+            facts.dead_letters_kept = probe::is_bound(connection, exchange, by).await?;
         }
-        fits(options, &queue, &facts).map_err(Refused::Other)?;
+        if facts.queue_type == QueueType::Quorum.name()
+            && facts.delivery_limit.is_none()
+            && !options.delivery_limit_accepted
+        {
+            tracing::warn!(
+                source,
+                "quorum queue `{queue}` has no x-delivery-limit: RabbitMQ 4 then has one of 20, and after so many lost connections takes messages away that were never called; there, set delivery-limit = -1 by a policy, or accept_delivery_limit = true"
+            );
+        }
+        wrong.append(&mut misfits(options, &queue, &facts));
     }
-    Ok(())
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(Refused::Other(wrong.join("; "))),
+    }
 }
 
-/// Whether a queue is what the options need it to be.
-fn fits(options: &Options, queue: &str, facts: &Facts) -> Result<(), String> {
+/// Everything about a queue that is not what the options need.
+fn misfits(options: &Options, queue: &str, facts: &Facts) -> Vec<String> {
+    let mut wrong = Vec::new();
     if options.reader == Reader::SingleActive && !facts.single_active {
-        return Err(format!(
+        wrong.push(format!(
             "queue `{queue}` has no x-single-active-consumer, and reader = \"single-active\"; make it anew with that argument, or set reader = \"exclusive\""
         ));
     }
     if options.reader != Reader::SingleActive && facts.single_active {
-        return Err(format!(
+        wrong.push(format!(
             "queue `{queue}` has x-single-active-consumer; set reader = \"single-active\""
         ));
     }
     if options.reader == Reader::Exclusive && facts.queue_type == QueueType::Quorum.name() {
-        return Err(format!(
+        wrong.push(format!(
             "queue `{queue}` is a quorum queue, which has no exclusive consumers; make it with x-single-active-consumer and set reader = \"single-active\""
         ));
     }
     if let Some(limit) = facts.delivery_limit
         && !options.delivery_limit_accepted
     {
-        return Err(format!(
+        wrong.push(format!(
             "queue `{queue}` has a delivery limit of {limit}: after so many deliveries the broker takes a message away, also if it was only waiting here when a connection was lost; remove the limit, or set accept_delivery_limit = true"
         ));
     }
     if options.dead_letter == DeadLetterTo::Broker {
-        let remedy = "give the queue one, or set dead_letter = \"store\"";
-        match (&facts.dead_letter_exchange, facts.dead_letters_kept) {
-            (None, _) => {
-                return Err(format!(
-                    "dead_letter = \"broker\", but queue `{queue}` has no x-dead-letter-exchange, and the broker would drop what is rejected; {remedy}"
-                ));
-            }
-            (Some(exchange), Some(false)) => {
-                return Err(format!(
-                    "dead_letter = \"broker\", but no queue is bound to exchange `{exchange}`, and the broker would drop what is rejected; bind one, or set dead_letter = \"store\""
-                ));
-            }
-            (Some(exchange), None) => {
-                return Err(format!(
-                    "dead_letter = \"broker\", but nobody can tell whether a queue is bound to exchange `{exchange}`; use declare = \"create\", which makes and binds one, or set dead_letter = \"store\""
-                ));
-            }
-            (Some(_), Some(true)) => {}
-        }
+        wrong.extend(unproven_dead_letters(queue, facts));
     }
-    Ok(())
+    wrong
+}
+
+/// What the broker would do with what is rejected, unless it is proven to keep it.
+fn unproven_dead_letters(queue: &str, facts: &Facts) -> Option<String> {
+    let dropped = "and the broker would drop what is rejected";
+    match (&facts.dead_letter_exchange, facts.dead_letters_kept) {
+        (None, _) => Some(format!(
+            "dead_letter = \"broker\", but queue `{queue}` has no x-dead-letter-exchange, {dropped}; give the queue one, or set dead_letter = \"store\""
+        )),
+        (Some(exchange), false) => Some(format!(
+            "dead_letter = \"broker\", but no queue is bound to exchange `{exchange}`, {dropped}; bind one, or set dead_letter = \"store\""
+        )),
+        (Some(_), true) => None,
+    }
 }
 
 async fn channel(connection: &Connection, queue: &str) -> Result<Channel, Refused> {
@@ -307,42 +324,50 @@ mod tests {
     #[test]
     fn what_the_options_need_of_a_queue_is_asked_of_it() {
         let mut options = Options::new("amqp://localhost", "q");
-        assert_eq!(fits(&options, "q", &facts()), Ok(()));
+        assert_eq!(misfits(&options, "q", &facts()), [""; 0]);
         let limited = Facts {
             delivery_limit: Some(20),
             ..facts()
         };
-        let said = fits(&options, "q", &limited).unwrap_err();
+        let said = misfits(&options, "q", &limited).join("");
         assert!(said.contains("limit of 20") && said.contains("accept_delivery_limit"));
         options.delivery_limit_accepted = true;
-        assert_eq!(fits(&options, "q", &limited), Ok(()));
+        assert_eq!(misfits(&options, "q", &limited), [""; 0]);
         let active = Facts {
             single_active: true,
             ..facts()
         };
-        assert!(fits(&options, "q", &active).is_err());
+        assert_eq!(misfits(&options, "q", &active).len(), 1);
         options.reader = Reader::SingleActive;
-        assert_eq!(fits(&options, "q", &active), Ok(()));
-        assert!(fits(&options, "q", &facts()).is_err());
+        assert_eq!(misfits(&options, "q", &active), [""; 0]);
+        assert_eq!(misfits(&options, "q", &facts()).len(), 1);
+    }
+
+    #[test]
+    fn gb_96_all_that_is_wrong_is_said_together() {
+        let mut options = Options::new("amqp://localhost", "q");
+        options.reader = Reader::SingleActive;
+        options.dead_letter = DeadLetterTo::Broker;
+        let wrong = Facts {
+            delivery_limit: Some(3),
+            ..facts()
+        };
+        assert_eq!(misfits(&options, "q", &wrong).len(), 3);
     }
 
     #[test]
     fn a_dead_letter_exchange_must_be_proven() {
         let mut options = Options::new("amqp://localhost", "q");
         options.dead_letter = DeadLetterTo::Broker;
-        let with = |exchange: Option<&str>, kept| Facts {
+        let with = |exchange: Option<&str>, dead_letters_kept| Facts {
             dead_letter_exchange: exchange.map(str::to_owned),
-            dead_letters_kept: kept,
+            dead_letters_kept,
             ..facts()
         };
-        for wrong in [
-            with(None, None),
-            with(Some("x"), None),
-            with(Some("x"), Some(false)),
-        ] {
-            let said = fits(&options, "q", &wrong).unwrap_err();
+        for wrong in [with(None, false), with(Some("x"), false)] {
+            let said = misfits(&options, "q", &wrong).join("");
             assert!(said.contains("dead_letter = \"broker\""), "{said}");
         }
-        assert_eq!(fits(&options, "q", &with(Some("x"), Some(true))), Ok(()));
+        assert_eq!(misfits(&options, "q", &with(Some("x"), true)), [""; 0]);
     }
 }

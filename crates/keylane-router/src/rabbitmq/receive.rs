@@ -14,6 +14,7 @@ use lapin::tcp::OwnedTLSConfig;
 use lapin::types::FieldTable;
 use lapin::uri::AMQPUri;
 use lapin::{Channel, Connection, ConnectionProperties, Consumer};
+use tokio::task::JoinSet;
 
 use super::link::{GAVE_BACK, Link};
 use super::message::{Names, Which, headers, key};
@@ -50,6 +51,8 @@ pub struct RabbitmqSource {
     standby: bool,
     /// The queue was seen to be as the options say, and was there ever since.
     verified: bool,
+    /// Each ends with its link.
+    watches: JoinSet<()>,
 }
 
 /// An open connection with what it delivers.
@@ -95,6 +98,7 @@ impl RabbitmqSource {
                 batches: 0,
                 standby: false,
                 verified: false,
+                watches: JoinSet::new(),
             }),
         }
     }
@@ -150,7 +154,7 @@ impl RabbitmqSource {
         let connection = self.open().await?;
         queue::prepare(&connection, &self.options, self.instances).await?;
         if !self.verified {
-            queue::verify(&connection, &self.options).await?;
+            queue::verify(&self.name, &connection, &self.options).await?;
             self.verified = true;
         }
         let queues = self.options.queues();
@@ -166,6 +170,8 @@ impl RabbitmqSource {
         }
         self.links += 1;
         let link = Link::new(connection, channels, self.links, self.options.heartbeat);
+        while self.watches.try_join_next().is_some() {}
+        self.watches.spawn(link.clone().watch());
         Ok(Reading {
             link,
             deliveries,
@@ -302,7 +308,7 @@ impl Reading {
             }
             tokio::select! {
                 biased;
-                () = self.link.over.cancelled() => {}
+                () = self.link.bond.ended() => {}
                 item = self.deliveries.next() => match item {
                     Some((shard, Ok(delivery))) => self.waiting.push_back((shard, delivery)),
                     Some((_, Err(why))) => self.link.end(why),

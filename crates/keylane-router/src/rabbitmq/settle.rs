@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::link::{GAVE_BACK, Link};
-use crate::source::{SettleError, Settler};
+use crate::source::{Bond, SettleError, Settler};
 
 /// What settles one delivery: the connection it came over, the channel there, and its tag.
 #[derive(Clone, Debug)]
@@ -63,6 +63,10 @@ impl Settler for RabbitmqSettler {
 
     async fn renew(&self, receipts: Vec<Receipt>) -> Vec<Result<(), SettleError>> {
         settle(receipts, |_, _, _| ()).await
+    }
+
+    fn bond(&self, receipt: &Receipt) -> Option<Bond> {
+        Some(receipt.0.link.bond.clone())
     }
 }
 

@@ -113,8 +113,9 @@ impl Options {
             let text = format!("{loan:?} is not between 2 seconds and 6 hours in whole seconds");
             wrong("visibility_timeout", text);
         }
-        if wait.subsec_nanos() > 0 || wait > LONGEST_WAIT {
-            let text = format!("{wait:?} is not between 0 and 20 seconds in whole seconds");
+        // Without a wait, polls of an empty queue would follow each other as fast as SQS answers.
+        if wait.subsec_nanos() > 0 || wait.is_zero() || wait > LONGEST_WAIT {
+            let text = format!("{wait:?} is not between 1 and 20 seconds in whole seconds");
             wrong("wait_time", text);
         } else if wait > loan / 4 * 3 {
             let text = format!(
@@ -182,6 +183,7 @@ mod tests {
         assert_eq!(wrong(|o| o.queue = "".into()), ["queue"]);
         let seconds = Duration::from_secs;
         assert_eq!(wrong(|o| o.wait_time = seconds(21)), ["wait_time"]);
+        assert_eq!(wrong(|o| o.wait_time = Duration::ZERO), ["wait_time"]);
         assert_eq!(
             wrong(|o| o.visibility_timeout = Duration::from_millis(40_500)),
             ["visibility_timeout"]

@@ -74,6 +74,15 @@ impl Polls {
 
     /// Starts as many as are wanted and have room; there is one at least afterwards.
     pub(super) fn start(&mut self, room: usize) {
+        let brought: usize = self
+            .answers
+            .iter()
+            .map(|(_, messages)| messages.len())
+            .sum();
+        let room = room.saturating_sub(brought);
+        if brought > 0 && room == 0 {
+            return;
+        }
         while self.running.is_empty() || self.running.len() < self.wanted {
             let room = match self.running.is_empty() {
                 true => room.max(1),

@@ -18,6 +18,29 @@ use keylane_router::conformance::{Queue, run_child};
 /// Tells this program that it is a router on the queue in this folder or file.
 const QUEUE: &str = "KEYLANE_TEST_ROUTER_ON";
 
+/// Whether the project's own command started this broker: another is nobody's here to stop.
+#[cfg(any(feature = "activemq", feature = "rabbitmq", feature = "sqs"))]
+fn is_ours(broker: &str) -> bool {
+    let ours = format!("KEYLANE_TEST_{}_OURS", broker.to_uppercase());
+    std::env::var_os(ours).is_some() && std::env::var_os("KEYLANE_XTASK").is_some()
+}
+
+/// Stops, kills or starts a broker of ours; answers when it is done.
+#[cfg(any(feature = "activemq", feature = "rabbitmq", feature = "sqs"))]
+async fn operate(verb: &'static str, broker: &'static str) -> Result<(), String> {
+    let run = move || {
+        let xtask = std::env::var_os("KEYLANE_XTASK").ok_or("KEYLANE_XTASK is not set")?;
+        let ran = Command::new(xtask).args(["brokers", verb, broker]).output();
+        let ran = ran.map_err(|error| error.to_string())?;
+        match ran.status.success() {
+            true => Ok(()),
+            false => Err(String::from_utf8_lossy(&ran.stderr).into_owned()),
+        }
+    };
+    let ran = tokio::task::spawn_blocking(run).await;
+    ran.map_err(|error| error.to_string())?
+}
+
 /// This program, as a router on a queue and nothing else.
 fn as_a_router(test: &str, queue: &Path) -> Option<Command> {
     let mut command = Command::new(std::env::current_exe().ok()?);

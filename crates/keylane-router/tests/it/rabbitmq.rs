@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use keylane_router::Router;
-use keylane_router::conformance::MemoryStore;
+use keylane_router::conformance::{MemoryStore, share};
 use keylane_router::dispatch::handler_fn;
 use keylane_router::message::Message;
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::plan::{Envelope, Instances, OnExhausted, Plan, SourcePlan};
 use keylane_router::rabbitmq::{DeadLetterTo, Declare, Options, QueueType, RabbitmqSource, Reader};
 use keylane_router::source::{Room, Source};
+use keylane_router::testing::{Accept, Fault as ProxyFault, Proxy};
 use lapin::options::{
     BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions,
     QueueDeleteOptions,
@@ -26,6 +27,8 @@ struct Here {
     name: String,
     channel: Channel,
     _connection: Connection,
+    /// Nobody stops the broker meanwhile.
+    _shared: Box<dyn std::any::Any>,
 }
 
 impl Here {
@@ -35,6 +38,7 @@ impl Here {
             println!("skipped: KEYLANE_TEST_RABBITMQ_URL is not set");
             return None;
         };
+        let shared = share("rabbitmq");
         let connection = Connection::connect(&url, ConnectionProperties::default()).await;
         let connection = connection.expect("the broker is there");
         let channel = connection.create_channel().await.unwrap();
@@ -45,6 +49,7 @@ impl Here {
             name: format!("test-{}", uuid::Uuid::now_v7().simple()),
             channel,
             _connection: connection,
+            _shared: Box::new(shared),
         })
     }
 
@@ -88,6 +93,28 @@ impl Here {
                 .channel
                 .queue_delete(queue, QueueDeleteOptions::default());
             deleted.await.unwrap();
+        }
+    }
+}
+
+impl Here {
+    /// Waits until the queue is there and so many read it.
+    async fn is_read(&self, queue: &str, consumers: u32) {
+        loop {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            // A look that fails ends its channel.
+            let other = self._connection.create_channel().await.unwrap();
+            let passive = QueueDeclareOptions {
+                passive: true,
+                ..QueueDeclareOptions::default()
+            };
+            let declared = other.queue_declare(queue.into(), passive, FieldTable::default());
+            if declared
+                .await
+                .is_ok_and(|queue| queue.consumer_count() >= consumers)
+            {
+                return;
+            }
         }
     }
 }
@@ -256,19 +283,8 @@ async fn gb_140_what_fails_for_good_goes_to_the_dead_letter_queue_with_x_death()
     add(&router, options);
     super::eventually(|| router.problems().is_empty()).await;
     let letters = format!("{}.dlq", here.name);
-    let mut made = false;
-    while !made {
-        // The router makes it when it connects.
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        let other = here._connection.create_channel().await.unwrap();
-        let passive = QueueDeclareOptions {
-            passive: true,
-            ..QueueDeclareOptions::default()
-        };
-        let name = here.name.as_str().into();
-        let declared = other.queue_declare(name, passive, FieldTable::default());
-        made = declared.await.is_ok();
-    }
+    // The router makes it when it connects.
+    here.is_read(&here.name, 0).await;
     for body in ["good", "bad", "after"] {
         here.publish("", &here.name, "k", body.to_owned()).await;
     }
@@ -313,18 +329,7 @@ async fn shards_are_made_and_keep_each_key_in_order() {
     })
     .await;
     add(&router, options);
-    let mut bound = false;
-    while !bound {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        let other = here._connection.create_channel().await.unwrap();
-        let passive = QueueDeclareOptions {
-            passive: true,
-            ..QueueDeclareOptions::default()
-        };
-        let last = queues[2].as_str().into();
-        let declared = other.queue_declare(last, passive, FieldTable::default());
-        bound = declared.await.is_ok_and(|queue| queue.consumer_count() > 0);
-    }
+    here.is_read(&queues[2], 1).await;
     for n in 0..20 {
         for key in 0..30 {
             let body = format!("k{key} {n}");
@@ -341,4 +346,246 @@ async fn shards_are_made_and_keep_each_key_in_order() {
     }
     router.stop(Duration::from_secs(5)).await;
     here.delete(&queues).await;
+}
+
+/// A panic fails its own message only: it is tried again, and others go on beside it.
+#[tokio::test]
+async fn gb_49_to_51_a_handler_that_panics_fails_its_own_message_only() {
+    let (Some(here), Some(beside)) = (Here::new().await, Here::new().await) else {
+        return;
+    };
+    here.declare(&[]).await;
+    beside.declare(&[]).await;
+    let mut plan = Plan::default();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.retry.initial = Duration::from_millis(1);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let noted = seen.clone();
+    let router = router(plan, move |message| {
+        let text = String::from_utf8_lossy(&message.payload).into_owned();
+        let first = {
+            let mut noted = noted.lock().unwrap();
+            noted.push(text.clone());
+            noted.iter().filter(|other| **other == text).count() == 1
+        };
+        async move {
+            assert!(!(text == "bad" && first), "this handler panics");
+            Outcome::Delivered
+        }
+    })
+    .await;
+    add(&router, here.options());
+    let plan = SourcePlan {
+        envelope: raw(),
+        ..beside.options().plan()
+    };
+    let source = RabbitmqSource::new("beside", beside.options(), &plan).unwrap();
+    router.add_source("beside", source, plan).unwrap();
+    for body in ["bad", "after"] {
+        here.publish("", &here.name, "k", body.to_owned()).await;
+    }
+    here.publish("", &here.name, "l", "other".to_owned()).await;
+    beside
+        .publish("", &beside.name, "k", "beside".to_owned())
+        .await;
+    super::eventually(|| seen.lock().unwrap().len() == 5).await;
+    let seen = seen.lock().unwrap().clone();
+    let of_key: Vec<_> = seen
+        .iter()
+        .filter(|text| *text == "bad" || *text == "after")
+        .collect();
+    assert_eq!(of_key, ["bad", "bad", "after"]);
+    for other in ["other", "beside"] {
+        assert!(seen.iter().any(|text| text == other), "{seen:?}");
+    }
+    router.stop(Duration::from_secs(5)).await;
+    for here in [&here, &beside] {
+        here.delete(std::slice::from_ref(&here.name)).await;
+    }
+}
+
+/// Nothing that was on its way is dropped: each of the eight is handled once.
+#[tokio::test]
+async fn gb_38_a_connection_that_closes_with_eight_on_their_way_loses_none() {
+    let Some(here) = Here::new().await else {
+        return;
+    };
+    here.declare(&[]).await;
+    for n in 0..8 {
+        here.publish("", &here.name, &format!("k{n}"), n.to_string())
+            .await;
+    }
+    let address = here
+        .url
+        .split(['@', '/'])
+        .find_map(|part| part.parse().ok());
+    let proxy = Proxy::start(address.expect("its URL has an address")).await;
+    let mut options = here.options();
+    options.url = format!("amqp://guest:guest@{}/%2f", proxy.address());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let noted = seen.clone();
+    let go = Arc::new(tokio::sync::Semaphore::new(0));
+    let gate = go.clone();
+    let router = router(Plan::default(), move |message| {
+        let text = String::from_utf8_lossy(&message.payload).into_owned();
+        noted.lock().unwrap().push(text);
+        let gate = gate.clone();
+        async move {
+            gate.acquire().await.unwrap().forget();
+            Outcome::Delivered
+        }
+    })
+    .await;
+    add(&router, options);
+    super::eventually(|| seen.lock().unwrap().len() == 8).await;
+    proxy.cut_all();
+    // What ran goes on, and what comes again meanwhile is not called beside it.
+    super::eventually(|| !router.problems().is_empty()).await;
+    go.add_permits(100);
+    super::eventually(|| router.problems().is_empty()).await;
+    let counters = router.counters().of(&"s".into(), &"default".into());
+    super::eventually(|| counters.delivered.get() + counters.redelivered.get() >= 8).await;
+    let mut handled = seen.lock().unwrap().clone();
+    handled.sort();
+    assert_eq!(handled, ["0", "1", "2", "3", "4", "5", "6", "7"]);
+    router.stop(Duration::from_secs(5)).await;
+    here.delete(std::slice::from_ref(&here.name)).await;
+}
+
+/// Of two instances one is active on each shard; when it dies the other goes on, in order.
+#[tokio::test]
+async fn shards_keep_each_key_in_order_when_one_of_two_instances_dies() {
+    let Some(here) = Here::new().await else {
+        return;
+    };
+    let mut options = here.options();
+    options.declare = Declare::Create;
+    options.reader = Reader::SingleActive;
+    options.shards = NonZeroUsize::new(3);
+    let queues = options.queues();
+    let address = here
+        .url
+        .split(['@', '/'])
+        .find_map(|part| part.parse().ok());
+    let proxy = Proxy::start(address.expect("its URL has an address")).await;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let instance = || {
+        let noted = seen.clone();
+        router(Plan::default(), move |message| {
+            let text = String::from_utf8_lossy(&message.payload).into_owned();
+            let noted = noted.clone();
+            async move {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                noted.lock().unwrap().push(text);
+                Outcome::Delivered
+            }
+        })
+    };
+    let join = |router: &Router, options: Options| {
+        let plan = SourcePlan {
+            envelope: raw(),
+            instances: Instances::Many,
+            ..options.plan()
+        };
+        let source = RabbitmqSource::new("s", options, &plan).unwrap();
+        router.add_source("s", source, plan).unwrap();
+    };
+    let first = instance().await;
+    let mut through = options.clone();
+    through.url = format!("amqp://guest:guest@{}/%2f", proxy.address());
+    join(&first, through);
+    here.is_read(&queues[2], 1).await;
+    let second = instance().await;
+    join(&second, options);
+    here.is_read(&queues[2], 2).await;
+    for n in 0..20 {
+        for key in 0..30 {
+            let body = format!("k{key} {n:02}");
+            here.publish(&here.name, "", &format!("k{key}"), body).await;
+        }
+        if n == 10 {
+            // It is gone from one moment to the next, and does not come back.
+            proxy.set(ProxyFault::accept(Accept::Close));
+            proxy.cut_all();
+        }
+    }
+    let firsts = |key: u64| {
+        let begins = format!("k{key} ");
+        let mut of_key: Vec<String> = Vec::new();
+        for text in seen.lock().unwrap().iter() {
+            if let Some(n) = text.strip_prefix(&begins)
+                && !of_key.iter().any(|other| other == n)
+            {
+                of_key.push(n.to_owned());
+            }
+        }
+        of_key
+    };
+    super::eventually(|| (0..30).all(|key| firsts(key).len() == 20)).await;
+    for key in 0..30 {
+        assert!(firsts(key).is_sorted(), "k{key}: {:?}", firsts(key));
+    }
+    for router in [first, second] {
+        router.stop(Duration::from_secs(5)).await;
+    }
+    here.delete(&queues).await;
+}
+
+/// Somebody else made the queue and its dead letters: a probe tells whether they are kept.
+#[tokio::test]
+async fn dead_letters_of_a_queue_that_is_there_are_proven_by_a_probe_that_leaves_nothing() {
+    let Some(here) = Here::new().await else {
+        return;
+    };
+    let exchange = format!("{}-letters", here.name);
+    let letters = format!("{}-kept", here.name);
+    let fanout = lapin::options::ExchangeDeclareOptions {
+        auto_delete: true,
+        ..Default::default()
+    };
+    let none = FieldTable::default;
+    let made = here.channel.exchange_declare(
+        exchange.as_str().into(),
+        lapin::ExchangeKind::Fanout,
+        fanout,
+        none(),
+    );
+    made.await.unwrap();
+    let to = AMQPValue::LongString(exchange.as_str().into());
+    here.declare(&[("x-dead-letter-exchange", to)]).await;
+    let mut options = here.options();
+    options.dead_letter = DeadLetterTo::Broker;
+    let said = refused(options.clone(), Instances::One).await;
+    assert!(said.contains("no queue is bound to exchange"), "{said}");
+    let made = here.channel.queue_declare(
+        letters.as_str().into(),
+        QueueDeclareOptions::default(),
+        none(),
+    );
+    made.await.unwrap();
+    let bound = here.channel.queue_bind(
+        letters.as_str().into(),
+        exchange.as_str().into(),
+        "".into(),
+        lapin::options::QueueBindOptions::default(),
+        none(),
+    );
+    bound.await.unwrap();
+    let mut plan = Plan::default();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.on_refused = keylane_router::plan::OnRefused::DeadLetter;
+    let router = router(plan, |_| async { Outcome::Refused(Reason::default()) }).await;
+    add(&router, options);
+    here.publish("", &here.name, "k", "bad".to_owned()).await;
+    let letter = loop {
+        let get = BasicGetOptions { no_ack: true };
+        let got = here.channel.basic_get(letters.as_str().into(), get).await;
+        match got.unwrap() {
+            Some(letter) => break letter,
+            None => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    assert_eq!(letter.delivery.data, b"bad", "the probe is not kept");
+    router.stop(Duration::from_secs(5)).await;
+    here.delete(&[here.name.clone(), letters]).await;
 }

@@ -1,6 +1,7 @@
 //! The router on the embedded queue: real files, real HTTP; and on a test source where the
 //! embedded queue cannot show a case.
 
+mod answers;
 mod audit;
 mod broker;
 mod cascade;
@@ -9,17 +10,24 @@ mod faults;
 mod lease_model;
 mod leases;
 mod log;
+mod lost_wake;
+mod odd_store;
 mod order;
 mod origins;
+mod panics;
+mod parked;
 mod pools;
 mod redelivery;
 mod rounds;
+mod side_by_side;
+mod skip;
 mod soak;
 mod spill;
 mod spill_crash;
 mod stop;
 #[cfg(target_os = "linux")]
 mod stopped;
+mod store_trouble;
 mod test_source;
 pub(crate) mod top;
 mod watch;

@@ -63,7 +63,7 @@ fn readiness(known: &[Problem], more: Vec<Value>) -> (StatusCode, Value) {
     let keeps_from_work = |problem: &Problem| {
         !matches!(
             problem.trouble,
-            Trouble::Order | Trouble::StalledKey(_) | Trouble::BlockedKey(_)
+            Trouble::Order | Trouble::StalledKey(_) | Trouble::BlockedKey(_) | Trouble::NoSource(_)
         )
     };
     let works = more.is_empty() && !known.iter().any(keeps_from_work);
@@ -87,6 +87,7 @@ fn told(problem: &Problem) -> Value {
         Trouble::StalledSource(name) => json!({"trouble": "source stalled", "source": name}),
         Trouble::StalledPool(name) => json!({"trouble": "pool stalled", "pool": name}),
         Trouble::StalledKey(name) => json!({"trouble": "key stalled", "pool": name}),
+        Trouble::NoSource(name) => json!({"trouble": "source missing", "source": name}),
         Trouble::BlockedKey(name) => json!({"trouble": "key blocked", "pool": name}),
     };
     let mut told = trouble;

@@ -1,4 +1,6 @@
-//! `GET /api/v1/in-flight?id=a&id=b`: which of these messages are held here right now.
+//! `GET /api/v1/in-flight?id=a&id=b`: which of these messages are held here right now, in memory.
+//! Those of stored keys (spilled, parked) are named by the broker's ids, not by the ones in their
+//! bodies: `stored` says how many there are that were not looked through.
 
 use std::sync::Arc;
 
@@ -22,5 +24,9 @@ pub(super) async fn ask(
     let ids = asked.iter().map(|(_, id)| id.as_str());
     let held = app.router.held(ids.clone());
     let (held, not_held): (Vec<&str>, Vec<&str>) = ids.partition(|id| held.contains(id));
-    Ok(Json(json!({"held": held, "notHeld": not_held})))
+    let stored = app.router.store().parked();
+    let stored: u64 = stored.iter().map(|lane| lane.messages).sum();
+    Ok(Json(
+        json!({"held": held, "notHeld": not_held, "stored": stored}),
+    ))
 }

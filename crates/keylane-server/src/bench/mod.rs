@@ -71,7 +71,7 @@ enum Part {
     Instant,
     /// The rate over queues of different length, and over time
     Flat,
-    /// Publishing alone
+    /// Publishing alone, without HTTP
     Publish,
     /// A slow target, messages at random times: latency over the ideal
     OpenLoop,

@@ -1,4 +1,4 @@
-//! Publishing alone: answered when it is on disk.
+//! Publishing alone, without HTTP: answered when it is on disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,10 +31,18 @@ pub(super) async fn measure(data: &Path, report: &mut Report) -> Result<()> {
         let goal = Goal::AtLeast(least);
         report.goal(name, median(runs), "/s", goal, note);
     };
-    tell("publish, batches of 100, 4 publishers", &batches, 20_000.0);
-    tell("publish, one by one, 64 publishers", &single, 5_000.0);
+    tell(
+        "publish in process, batches of 100, 4 publishers",
+        &batches,
+        20_000.0,
+    );
+    tell(
+        "publish in process, one by one, 64 publishers",
+        &single,
+        5_000.0,
+    );
     let note = format!("runs {}", listed(&alone));
-    let name = "publish, batches of 100, 1 publisher";
+    let name = "publish in process, batches of 100, 1 publisher";
     report.value(name, median(&alone), "/s", note);
     Ok(())
 }

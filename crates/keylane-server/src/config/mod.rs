@@ -1,6 +1,8 @@
 //! The config: compiled-in defaults, then a file, then the environment, then flags; what comes out
 //! is checked whole and needs no further check.
 
+#[cfg(test)]
+mod as_flowcatalyst;
 pub(crate) mod command;
 mod cpus;
 mod env;

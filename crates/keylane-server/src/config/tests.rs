@@ -260,6 +260,32 @@ fn many_instances_are_refused_and_so_are_parking_and_spilling_with_them() {
 }
 
 #[test]
+fn what_a_source_cannot_do_for_a_pool_is_refused_all_at_once() {
+    for kind in ["rabbitmq", "activemq", "sqs"] {
+        let problems = wrong(&format!(
+            "[pools.p]\non_exhausted = \"return\"\noverflow = \"return\"\nlane_scope = \"pool\"\n[sources.s]\ntype = \"{kind}\"\n",
+        ));
+        assert_eq!(problems.len(), 3, "{kind}: {problems:#?}");
+        let options = [
+            "on_exhausted = \"return\"",
+            "overflow = \"return\"",
+            "lane_scope = \"pool\"",
+        ];
+        for (problem, option) in problems.iter().zip(options) {
+            assert!(
+                problem.starts_with("my.toml:6: sources.s.type: "),
+                "{problem}"
+            );
+            assert!(
+                problem.contains(&format!("{option} of pool `p`")),
+                "{problem}"
+            );
+        }
+    }
+    load("[pools.p]\non_exhausted = \"return\"\n[sources.s]\ntype = \"sqs\"\nqueue = \"s.fifo\"");
+}
+
+#[test]
 fn values_that_contradict_each_other_are_errors() {
     one_wrong(
         "[pools.a]\nmax_message = \"1GiB\"",

@@ -1,5 +1,5 @@
 //! `examples/as-flowcatalyst.toml` behaves as the original (FC-1, FC-2). FC-3 needs two batches of
-//! one key at once, which the embedded queue never hands out: the router's own tests show it.
+//! one key at once, which the embedded queue never hands out: `src/config/as_flowcatalyst.rs` has it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -77,6 +77,7 @@ async fn fc_19_which_messages_are_held_here() {
     let both = |answer: &crate::http::Answer| answer.json()["held"] == json!(["g-1", "g-2"]);
     let answer = server.until(ask, both).await.json();
     assert_eq!(answer["notHeld"], json!(["nobody"]));
+    assert_eq!(answer["stored"], json!(0));
     for wrong in ["/api/v1/in-flight", "/api/v1/in-flight?name=g-1"] {
         let problem = server.get(wrong).await.problem(400);
         let detail = problem["detail"].as_str().unwrap();
@@ -93,4 +94,17 @@ async fn fc_19_what_is_delivered_is_no_longer_held() {
     server.empty().await;
     let gone = |answer: &crate::http::Answer| answer.json()["held"] == json!([]);
     server.until("/api/v1/in-flight?id=g-1", gone).await;
+}
+
+#[tokio::test]
+async fn fc_19_the_answer_says_how_many_are_stored_and_were_not_looked_through() {
+    let target = Target::start(|_: &Request| Answer::status(500)).await;
+    let folder = Folder::with_config(
+        "[pools.default]\non_exhausted = \"park\"\n[pools.default.retry]\nmax_attempts = 1\n",
+    );
+    let server = folder.start().await;
+    server.publish(messages(&target, "g", 2)).await;
+    let stored = |answer: &crate::http::Answer| answer.json()["stored"] == json!(2);
+    let answer = server.until("/api/v1/in-flight?id=g-1", stored).await;
+    assert_eq!(answer.json()["notHeld"], json!(["g-1"]));
 }

@@ -10,6 +10,7 @@ mod full_disk;
 mod http;
 mod metrics;
 mod publish;
+mod rabbitmq;
 mod reload;
 mod secrets;
 mod seed;

@@ -44,7 +44,8 @@ pub(super) async fn router_drained(rig: Rig) -> Result<Summary, End> {
 }
 
 pub(super) async fn router_killed(rig: Rig) -> Result<Summary, End> {
-    let bench = rig.bench().await?;
+    let mut bench = rig.bench().await?;
+    bench.expect_cuts(&rig.features);
     bench.publish(&keys(KEYS), 0..EACH).await?;
     if bench.queue.child().await.is_none() {
         return Err(End::Excluded(

@@ -57,6 +57,13 @@ struct Place {
 }
 
 impl Crowd {
+    /// One whose connections will be lost.
+    async fn to_be_cut(rig: &Rig) -> Result<Self, End> {
+        let mut crowd = Self::new(rig).await?;
+        crowd.bench.expect_cuts(&rig.features);
+        Ok(crowd)
+    }
+
     async fn new(rig: &Rig) -> Result<Self, End> {
         let pause = Duration::from_millis(2);
         let mut setup = Setup::new().window(50);
@@ -196,7 +203,7 @@ pub(super) async fn instance_joins(rig: Rig) -> Result<Summary, End> {
         return second_is_refused(&rig).await;
     }
     needs_several(&rig)?;
-    rounds(&rig, async |crowd, _| {
+    rounds(&rig, Crowd::new(&rig).await?, async |crowd, _| {
         crowd.dealt_anew(&rig);
         let joined = crowd.joins().await?;
         Ok(Some(joined))
@@ -229,7 +236,7 @@ async fn second_is_refused(rig: &Rig) -> Result<Summary, End> {
 
 pub(super) async fn instance_leaves(rig: Rig) -> Result<Summary, End> {
     needs_several(&rig)?;
-    rounds(&rig, async |crowd, other| {
+    rounds(&rig, Crowd::new(&rig).await?, async |crowd, other| {
         crowd.dealt_anew(&rig);
         other.ends(Order::Leave).await;
         Ok(None)
@@ -239,7 +246,8 @@ pub(super) async fn instance_leaves(rig: Rig) -> Result<Summary, End> {
 
 pub(super) async fn instance_dies(rig: Rig) -> Result<Summary, End> {
     needs_several(&rig)?;
-    rounds(&rig, async |crowd, other| {
+    let crowd = Crowd::to_be_cut(&rig).await?;
+    rounds(&rig, crowd, async |crowd, other| {
         crowd.dealt_anew(&rig);
         other.ends(Order::Die).await;
         Ok(None)
@@ -253,7 +261,8 @@ pub(super) async fn instance_frozen(rig: Rig) -> Result<Summary, End> {
         Some(_) => 3 * lease(&rig)?,
         None => Duration::from_secs(3),
     };
-    rounds(&rig, async |crowd, other| {
+    let crowd = Crowd::to_be_cut(&rig).await?;
+    rounds(&rig, crowd, async |crowd, other| {
         crowd.dealt_anew(&rig);
         other.order(Order::Freeze(long));
         tokio::time::sleep(long).await;
@@ -267,9 +276,9 @@ pub(super) async fn instance_frozen(rig: Rig) -> Result<Summary, End> {
 /// second.
 async fn rounds(
     rig: &Rig,
+    crowd: Crowd,
     happens: impl AsyncFn(&Crowd, Instance) -> Result<Option<Instance>, End>,
 ) -> Result<Summary, End> {
-    let crowd = Crowd::new(rig).await?;
     let first = crowd.joins().await?;
     let mut all = 0;
     for round in 0..rig.times {

@@ -43,7 +43,7 @@ pub(super) async fn lease_lost(rig: Rig) -> Result<Summary, End> {
         0 => Answer::delivered().after(lease / 2),
         _ => Answer::delivered(),
     });
-    let run = rig.start(setup).await?;
+    let run = rig.start_to_cut(setup).await?;
     // Enough to run while each is done.
     let each = 9.max(6 * rig.times);
     let all = 10 * each as usize;
@@ -67,16 +67,19 @@ pub(super) async fn renewals_lost(rig: Rig) -> Result<Summary, End> {
         0 => Answer::delivered().after(lease * 3 / 2),
         _ => Answer::delivered(),
     });
-    let run = rig.start(setup).await?;
-    run.publish(&keys(10), 0..4).await?;
+    let run = rig.start_to_cut(setup).await?;
+    // Enough to run while each is done.
+    let each = 4.max(2 * rig.times);
+    let all = 10 * each as usize;
+    run.publish(&keys(10), 0..each).await?;
     for _ in 0..rig.times {
         run.until("something runs", || run.target.running() > 5)
             .await?;
         run.fault(Fault::LoseRenewals).await?;
         tokio::time::sleep(lease / 8).await;
     }
-    run.delivered(40).await?;
+    run.delivered(all).await?;
     let report = run.finish().await?;
     let again: u64 = report.counts.duplicates.values().sum();
-    Ok(format!("40 messages, {again} delivered again"))
+    Ok(format!("{all} messages, {again} delivered again"))
 }

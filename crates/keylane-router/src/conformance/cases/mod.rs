@@ -109,6 +109,8 @@ cases! {
     odd::raw_envelope on AnyClock;
     #[doc = "20,000 messages wait: nothing is received that cannot be held"]
     pressure::back_pressure on AnyClock;
+    #[doc = "many large messages wait: the memory of a router, as a process, does not grow with them"]
+    pressure::memory_is_bounded on RealClock;
     #[doc = "a wrong password is said once, harms no other source, and is over when it is right"]
     broken::wrong_password on OneThread;
     #[doc = "a deleted queue is said once, harms no other source, and is over when it is there again"]

@@ -3,9 +3,11 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use crate::conformance::rig::{Rig, Setup, ensure, keys};
+use crate::conformance::child::Children;
+use crate::conformance::rig::{Rig, Setup, ensure, keys, large_envelope};
+use crate::conformance::subject::Published;
 use crate::conformance::suite::{End, Summary};
-use crate::conformance::target::Answer;
+use crate::conformance::target::{Answer, label};
 
 const KEYS: usize = 500;
 const EACH: u64 = 40;
@@ -42,4 +44,51 @@ pub(super) async fn back_pressure(rig: Rig) -> Result<Summary, End> {
         format!("{most} messages were out, {lost} leases lost; the window is {WINDOW}")
     })?;
     Ok(format!("{ALL} messages, at most {most} of {WINDOW} out"))
+}
+
+/// Larger than what a router may hold of them, many times over.
+const LARGE: usize = 64 << 10;
+const LARGE_KEYS: usize = 50;
+const LARGE_EACH: u64 = 20;
+/// A window of them, copies on their way, and what an allocator keeps: less than half of them all.
+const GROWTH: u64 = 28 << 20;
+
+pub(super) async fn memory_is_bounded(rig: Rig) -> Result<Summary, End> {
+    if rig.subject.in_memory() {
+        return Err(End::Excluded(
+            "its broker is in the router's own memory".to_owned(),
+        ));
+    }
+    let bench = rig.bench().await?;
+    if bench.queue.child().await.is_none() || !cfg!(target_os = "linux") {
+        return Err(End::Excluded(
+            "there is no process of its own for a router that could be weighed".to_owned(),
+        ));
+    }
+    for n in 0..LARGE_EACH {
+        for batch in keys(LARGE_KEYS).chunks(10) {
+            let large = |key: &String| Published {
+                body: large_envelope(&label(key, n), LARGE),
+                ..bench.message(key, n)
+            };
+            bench.put(batch.iter().map(large).collect()).await?;
+        }
+    }
+    let all = LARGE_KEYS as u64 * LARGE_EACH;
+    let mut children = Children::new(&bench).await?;
+    let grown = children.grown_by(all).await?;
+    children.finish(all).await?;
+    bench.empty().await?;
+    ensure(grown < GROWTH, || {
+        format!(
+            "{} MiB of messages waited, and the router grew by {} MiB",
+            (all * LARGE as u64) >> 20,
+            grown >> 20
+        )
+    })?;
+    Ok(format!(
+        "{} MiB waited, the router grew by {} MiB",
+        (all * LARGE as u64) >> 20,
+        grown >> 20
+    ))
 }

@@ -13,7 +13,7 @@ pub(super) async fn redelivered_while_running(rig: Rig) -> Result<Summary, End> 
     rig.needs_faults(&[Fault::Redeliver])?;
     let long = Answer::delivered().after(Duration::from_millis(50));
     let run = rig
-        .start(Setup::new().script(move |_| long.clone()))
+        .start_to_cut(Setup::new().script(move |_| long.clone()))
         .await?;
     let keys = keys(5);
     // Enough to run while each is done.
@@ -63,7 +63,7 @@ pub(super) async fn equal_ids(rig: Rig) -> Result<Summary, End> {
 
 pub(super) async fn ack_lost(rig: Rig) -> Result<Summary, End> {
     rig.needs_faults(&[Fault::LoseAck, Fault::Redeliver])?;
-    let run = rig.start(Setup::new()).await?;
+    let run = rig.start_to_cut(Setup::new()).await?;
     let mut published = 0;
     for _ in 0..rig.times {
         let received = run.watch.received();

@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use keylane_router::activemq::{ActiveMqSource, DECLARED_CLASSIC, Options};
+use keylane_router::activemq::{
+    ActiveMqSource, Broker, DECLARED_ARTEMIS, DECLARED_CLASSIC, Options,
+};
 use keylane_router::conformance::{Fault, Published, Queue, Subject};
 use keylane_router::plan::{Instances, SourcePlan};
 use keylane_router::source::Features;
@@ -44,7 +46,19 @@ impl Server {
     pub(crate) fn options(self, queue: &str) -> Option<Options> {
         let url = std::env::var(self.variable()).ok()?;
         let options = Options::new(&url, queue);
-        Some(options.unwrap_or_else(|error| panic!("{}: {error}", self.variable())))
+        let options = options.unwrap_or_else(|error| panic!("{}: {error}", self.variable()));
+        let broker = match self {
+            Self::Classic => Broker::Classic,
+            Self::Artemis => Broker::Artemis,
+        };
+        Some(Options { broker, ..options })
+    }
+
+    fn features(self) -> Features {
+        match self {
+            Self::Classic => DECLARED_CLASSIC.features,
+            Self::Artemis => DECLARED_ARTEMIS.features,
+        }
     }
 }
 
@@ -75,7 +89,7 @@ impl Subject for ActiveMq {
     fn features(&self) -> Features {
         Features {
             lease: Some(LEASE),
-            ..DECLARED_CLASSIC.features
+            ..self.0.features()
         }
     }
 
@@ -87,7 +101,7 @@ impl Subject for ActiveMq {
     fn can(&self, fault: Fault) -> bool {
         let login = || self.0.options("q").is_some_and(|at| at.login.is_some());
         match fault {
-            Fault::Stop | Fault::Kill | Fault::Start => std::env::var_os("KEYLANE_XTASK").is_some(),
+            Fault::Stop | Fault::Kill | Fault::Start => super::is_ours(self.0.name()),
             Fault::WrongPassword | Fault::RightPassword => login(),
             // Classic deletes no queue that is read, and makes the one that is wanted.
             Fault::DeleteQueue | Fault::CreateQueue => self.0 == Server::Artemis,
@@ -160,22 +174,11 @@ impl ActiveMqQueue {
         self.proxy.as_ref().expect("this process breaks it")
     }
 
-    async fn xtask(&self, verb: &'static str) -> Result<(), String> {
+    async fn operate(&self, verb: &'static str) -> Result<(), String> {
         if verb != "start" {
             *self.client.lock().await = None;
         }
-        let name = self.server.name();
-        let run = move || {
-            let xtask = std::env::var_os("KEYLANE_XTASK").expect("it was there");
-            let ran = Command::new(xtask).args(["brokers", verb, name]).output();
-            let ran = ran.map_err(|error| error.to_string())?;
-            match ran.status.success() {
-                true => Ok(()),
-                false => Err(String::from_utf8_lossy(&ran.stderr).into_owned()),
-            }
-        };
-        let ran = tokio::task::spawn_blocking(run).await;
-        ran.map_err(|error| error.to_string())?
+        super::operate(verb, self.server.name()).await
     }
 }
 
@@ -228,9 +231,9 @@ impl Queue for ActiveMqQueue {
                 self.proxy().cut();
             }
             Fault::RightPassword => self.proxy().garble(None),
-            Fault::Stop => return self.xtask("stop").await,
-            Fault::Kill => return self.xtask("kill").await,
-            Fault::Start => return self.xtask("start").await,
+            Fault::Stop => return self.operate("stop").await,
+            Fault::Kill => return self.operate("kill").await,
+            Fault::Start => return self.operate("start").await,
             Fault::DeleteQueue => return self.ask(Ask::Delete).await.map(drop),
             Fault::CreateQueue => return self.ask(Ask::Create).await.map(drop),
         }

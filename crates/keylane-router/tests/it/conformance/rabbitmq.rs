@@ -2,7 +2,7 @@
 //! of its own for each.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -110,11 +110,14 @@ impl Broker {
     pub(crate) fn here() -> Option<Self> {
         let url = std::env::var("KEYLANE_TEST_RABBITMQ_URL").ok()?;
         let admin = std::env::var("KEYLANE_TEST_RABBITMQ_ADMIN_URL").ok()?;
-        let address = url.split(['@', '/']).find_map(|part| part.parse().ok());
-        let admin = admin.split('/').find_map(|part| part.parse().ok());
+        let address = |url: &str| {
+            // Also by name.
+            let mut parts = url.split(['@', '/']);
+            parts.find_map(|part| part.to_socket_addrs().ok()?.next())
+        };
         Some(Self {
-            address: address.expect("its URL has an address"),
-            admin: admin.expect("its URL has an address"),
+            address: address(&url).expect("its URL has an address and a port"),
+            admin: address(&admin).expect("its URL has an address and a port"),
             url,
         })
     }
@@ -130,9 +133,15 @@ impl Broker {
             let mut stream = TcpStream::connect(self.admin)?;
             stream.set_read_timeout(Some(Duration::from_secs(30)))?;
             let length = body.len();
-            // guest:guest
+            // As whom the URL says.
+            let login = self
+                .url
+                .split("://")
+                .nth(1)
+                .and_then(|rest| rest.split_once('@'));
+            let login = base64(login.map_or("guest:guest", |(login, _)| login));
             let request = format!(
-                "{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Basic Z3Vlc3Q6Z3Vlc3Q=\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+                "{method} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Basic {login}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
             );
             stream.write_all(request.as_bytes())?;
             let mut answer = String::new();
@@ -152,23 +161,11 @@ impl Broker {
         self.admin("PUT", &format!("/api/users/{user}"), &body)?;
         Ok(())
     }
+}
 
-    /// The operator's command; answers when it is done.
-    async fn command(&self, verb: &'static str) -> Result<(), String> {
-        let xtask = std::env::var_os("KEYLANE_XTASK").ok_or("no KEYLANE_XTASK")?;
-        let run = move || {
-            Command::new(xtask)
-                .args(["brokers", verb, "rabbitmq"])
-                .output()
-        };
-        let output = tokio::task::spawn_blocking(run).await;
-        let output = output.map_err(|error| error.to_string())?;
-        let output = output.map_err(|error| error.to_string())?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
-        }
-    }
+fn base64(text: &str) -> String {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.encode(text)
 }
 
 fn password(user: &str) -> String {
@@ -179,8 +176,14 @@ impl Subject for Rabbit {
     type Queue = RabbitQueue;
 
     fn absent(&self) -> Option<String> {
-        let absent = Broker::here().is_none();
-        absent.then(|| "KEYLANE_TEST_RABBITMQ_URL is not set".to_owned())
+        let needed = [
+            "KEYLANE_TEST_RABBITMQ_URL",
+            "KEYLANE_TEST_RABBITMQ_ADMIN_URL",
+        ];
+        let missing = needed
+            .into_iter()
+            .find(|name| std::env::var_os(name).is_none());
+        missing.map(|name| format!("{name} is not set"))
     }
 
     fn features(&self) -> Features {
@@ -192,11 +195,7 @@ impl Subject for Rabbit {
             // RabbitMQ 3.10.8 alone on a node, killed and started: one quorum queue in three has no
             // leader for minutes, without any consumer of ours.
             Fault::Kill if self.queue_type == QueueType::Quorum => false,
-            Fault::Stop | Fault::Kill | Fault::Start => std::env::var_os("KEYLANE_XTASK").is_some(),
-            // They are lost connections here, over which a plain consumer keeps no order.
-            Fault::Redeliver | Fault::EndLeases | Fault::LoseAck | Fault::LoseRenewals => {
-                self.reader != Reader::Plain
-            }
+            Fault::Stop | Fault::Kill | Fault::Start => super::is_ours("rabbitmq"),
             _ => true,
         }
     }
@@ -366,9 +365,9 @@ impl Queue for RabbitQueue {
             Fault::Back => self.proxy()?.set(ProxyFault::none()),
             Fault::LoseAck => self.proxy()?.swallow(ACK.to_vec()),
             Fault::LoseRenewals => self.proxy()?.stall_for(HEARTBEAT),
-            Fault::Stop => self.broker.command("stop").await?,
-            Fault::Kill => self.broker.command("kill").await?,
-            Fault::Start => self.broker.command("start").await?,
+            Fault::Stop => super::operate("stop", "rabbitmq").await?,
+            Fault::Kill => super::operate("kill", "rabbitmq").await?,
+            Fault::Start => super::operate("start", "rabbitmq").await?,
             Fault::WrongPassword => {
                 self.broker.set_password(&self.name, "another")?;
                 self.proxy()?.cut_all();

@@ -74,7 +74,7 @@ impl Subject for OnSqs {
 
     fn can(&self, fault: Fault) -> bool {
         match fault {
-            Fault::Stop | Fault::Start => std::env::var_os("KEYLANE_XTASK").is_some(),
+            Fault::Stop | Fault::Start => super::is_ours("sqs"),
             // The emulator keeps nothing through that; SQS itself is never killed by anybody.
             Fault::Kill => false,
             _ => true,
@@ -254,8 +254,8 @@ impl Queue for SqsQueue {
                 proxy.cut_all();
             }
             Fault::Back => proxy.set(Network::none()),
-            Fault::Stop => return xtask("stop").await,
-            Fault::Start => return xtask("start").await,
+            Fault::Stop => return super::operate("stop", "sqs").await,
+            Fault::Start => return super::operate("start", "sqs").await,
             Fault::Kill => return Err("the emulator keeps nothing through it".to_owned()),
             Fault::LoseAck => between.set(|wrong| wrong.acks_to_lose += 1),
             Fault::Redeliver | Fault::EndLeases => front.end_loans(&self.url()).await,
@@ -305,19 +305,4 @@ fn entry(n: usize, message: &Published, fifo: bool) -> Value {
         entry["MessageDeduplicationId"] = id.into();
     }
     entry
-}
-
-/// `cargo xtask brokers stop sqs`, and so on.
-async fn xtask(what: &'static str) -> Result<(), String> {
-    let run = move || {
-        let xtask = std::env::var_os("KEYLANE_XTASK").ok_or("KEYLANE_XTASK is not set")?;
-        let ran = Command::new(xtask).args(["brokers", what, "sqs"]).output();
-        let ran = ran.map_err(|error| error.to_string())?;
-        match ran.status.success() {
-            true => Ok(()),
-            false => Err(String::from_utf8_lossy(&ran.stderr).into_owned()),
-        }
-    };
-    let ran = tokio::task::spawn_blocking(run).await;
-    ran.map_err(|error| error.to_string())?
 }

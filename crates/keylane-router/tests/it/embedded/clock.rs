@@ -26,6 +26,11 @@ impl TestClock {
         self.state.send_modify(|(since, _)| *since += by);
     }
 
+    pub(crate) fn set_wall_forward(&self, by: Duration) {
+        let by = by.as_secs() as i64;
+        self.state.send_modify(|(_, step)| *step += by);
+    }
+
     pub(crate) fn set_wall_back(&self, by: Duration) {
         let by = by.as_secs() as i64;
         self.state.send_modify(|(_, step)| *step -= by);

@@ -201,6 +201,26 @@ fn a_file_locked_by_another_program_is_a_clear_error() {
 }
 
 #[tokio::test]
+async fn a_file_that_another_program_locks_meanwhile_refuses_publishes_and_recovers() {
+    let bed = Bed::new();
+    let mut source = bed.source("q").await;
+    bed.publish("q", messages(&["a1"])).await;
+    let path = bed.folder.path().join("keylane.db");
+    let other = rusqlite::Connection::open(path).expect("opens");
+    other.execute_batch("BEGIN EXCLUSIVE").expect("locks");
+    // After SQLite's own wait for a lock, which goes by its own clock.
+    let refused = bed.db.publish("q", messages(&["a2"]), false).await;
+    let refused = refused.expect_err("cannot be written").to_string();
+    assert!(
+        refused.contains("another program has keylane.db locked"),
+        "{refused}"
+    );
+    other.execute_batch("ROLLBACK").expect("unlocks");
+    bed.publish("q", messages(&["a3"])).await;
+    assert_eq!(names(&receive(&mut source, 10).await), ["a1", "a3"]);
+}
+
+#[tokio::test]
 async fn a_file_that_becomes_read_only_refuses_publishes_and_recovers() {
     let bed = Bed::new();
     let mut source = bed.source("q").await;

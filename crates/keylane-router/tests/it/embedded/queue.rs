@@ -33,7 +33,7 @@ async fn a_key_comes_in_order_with_sequence_position_and_headers() {
 }
 
 #[tokio::test]
-async fn each_poll_has_a_batch_of_its_own() {
+async fn fc_8_each_poll_has_a_batch_of_its_own() {
     let bed = Bed::new();
     let mut source = bed.source("q").await;
     bed.publish("q", messages(&["a1", "b1"])).await;
@@ -212,6 +212,50 @@ async fn a_wall_clock_set_back_lengthens_no_delay() {
     let mut source = bed.source("q").await;
     bed.clock.advance(Duration::from_secs(30));
     assert_eq!(names(&receive(&mut source, 10).await), ["a1"]);
+}
+
+/// A message with a delay of half a minute, whose wall clock steps while it waits, comes after half
+/// a minute: not before, not later.
+async fn comes_in_its_time(step: impl Fn(&super::clock::TestClock)) {
+    let bed = Bed::new();
+    let mut source = bed.source("q").await;
+    bed.publish("q", vec![delayed("a1", 30)]).await;
+    bed.clock.advance(Duration::from_secs(10));
+    step(&bed.clock);
+    // What is stored after the step waits as long as it is told, too.
+    bed.publish("q", vec![delayed("b1", 40), message("c1")])
+        .await;
+    assert_eq!(names(&receive(&mut source, 10).await), ["c1"]);
+    bed.clock.advance(Duration::from_secs(19));
+    bed.publish("q", vec![message("d1")]).await;
+    assert_eq!(names(&receive(&mut source, 10).await), ["d1"]);
+    bed.clock.advance(Duration::from_secs(1));
+    assert_eq!(names(&receive(&mut source, 10).await), ["a1"]);
+    bed.clock.advance(Duration::from_secs(20));
+    assert_eq!(names(&receive(&mut source, 10).await), ["b1"]);
+}
+
+#[tokio::test]
+async fn a_wall_clock_that_steps_while_running_changes_no_delay() {
+    let hours = Duration::from_secs(3 * 3600);
+    comes_in_its_time(|clock| clock.set_wall_back(hours)).await;
+    comes_in_its_time(|clock| clock.set_wall_forward(hours)).await;
+}
+
+#[tokio::test]
+async fn a_wall_clock_set_forward_over_a_restart_ends_a_delay_and_spoils_no_later_one() {
+    let bed = Bed::new();
+    bed.publish("q", vec![delayed("a1", 30)]).await;
+    bed.clock.set_wall_forward(Duration::from_secs(3 * 3600));
+    let bed = bed.restart().await;
+    let mut source = bed.source("q").await;
+    // For all the file knows, three hours have passed.
+    assert_eq!(names(&receive(&mut source, 10).await), ["a1"]);
+    bed.publish("q", vec![delayed("b1", 30), message("c1")])
+        .await;
+    assert_eq!(names(&receive(&mut source, 10).await), ["c1"]);
+    bed.clock.advance(Duration::from_secs(30));
+    assert_eq!(names(&receive(&mut source, 10).await), ["b1"]);
 }
 
 #[tokio::test]

@@ -228,6 +228,31 @@ async fn attempts_and_rounds_are_counted_and_survive_a_restart() {
 }
 
 #[tokio::test]
+async fn of_many_attempts_the_last_are_kept_and_all_are_counted() {
+    let bed = Bed::new();
+    let store = bed.db.store();
+    let (message, other) = (foreign("s", "1", "a"), foreign("s", "2", "a"));
+    let mut stay = Stay::default();
+    store
+        .failed_attempt(&other.identity, attempt(7))
+        .await
+        .expect("written");
+    for n in 1..=50 {
+        let written = store.failed_attempt(&message.identity, attempt(n)).await;
+        stay = written.expect("written");
+    }
+    assert_eq!(stay.failed, 50);
+    store
+        .dead_letter(vec![letter(message), letter(other)])
+        .await
+        .expect("stored");
+    let letters = store.dead_letters(0, 10).await.expect("reads");
+    let last: Vec<FailedAttempt> = (31..=50).map(attempt).collect();
+    assert_eq!(letters[0].attempts, last);
+    assert_eq!(letters[1].attempts, [attempt(7)]);
+}
+
+#[tokio::test]
 async fn attempts_of_messages_that_are_gone_are_forgotten_when_their_source_opens() {
     let bed = Bed::new();
     let mut source = bed.source("q").await;
@@ -451,4 +476,55 @@ async fn beyond_its_budget_a_store_takes_nothing_and_the_message_stays_in_its_qu
         .await
         .expect("fits");
     assert_eq!(bed.db.queues()[0].depth, 0);
+}
+
+/// The stored messages of a lane, oldest first.
+async fn rows_of(store: &impl Store, lane: LaneName) -> Vec<String> {
+    let rows = store.parked_rows(lane, 0, 100).await.expect("read");
+    let body = |body: &[u8]| String::from_utf8_lossy(body).into_owned();
+    rows.iter().map(|row| body(&row.message.body)).collect()
+}
+
+async fn spill(store: &impl Store, lane: &LaneName, id: &str) {
+    let message = Stored {
+        lane: lane.clone(),
+        ..foreign("s", id, "k")
+    };
+    let spilled = store.spill(lane.clone(), "no room".into(), vec![message]);
+    spilled.await.expect("stored");
+}
+
+/// Lane `k` has everything, of both pools in their order, and is fed or not.
+async fn is_merged(store: &impl Store, fed: bool) {
+    let lanes = store.parked();
+    assert_eq!(lanes.len(), 1, "{lanes:?}");
+    assert_eq!(lanes[0].messages, 4);
+    assert_eq!((lanes[0].replaying, lanes[0].spilled), (fed, fed));
+    assert_eq!(rows_of(store, lane("k")).await, ["d1", "m1", "m2", "d2"]);
+}
+
+#[tokio::test]
+async fn a_moved_lane_goes_behind_the_one_of_its_new_name_and_both_wait_if_one_does() {
+    for fed in [false, true] {
+        let bed = Bed::new();
+        let store = bed.db.store();
+        let mail = LaneName {
+            pool: "mail".into(),
+            ..lane("k")
+        };
+        spill(&store, &mail, "m1").await;
+        spill(&store, &lane("k"), "d1").await;
+        spill(&store, &mail, "m2").await;
+        if !fed {
+            let parked = store.park(mail.clone(), "no hope".into(), Vec::new());
+            parked.await.expect("parked");
+        }
+        let moved = store.move_lanes("mail".into(), "default".into()).await;
+        assert_eq!(moved, Ok(vec![lane("k")]));
+        spill(&store, &lane("k"), "d2").await;
+        is_merged(&store, fed).await;
+        drop(store);
+        let bed = bed.restart().await;
+        is_merged(&bed.db.store(), fed).await;
+    }
 }

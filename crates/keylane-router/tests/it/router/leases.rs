@@ -609,6 +609,44 @@ async fn what_was_out_for_nearly_as_long_as_it_may_be_goes_back_whole_and_in_ord
     top.balances();
 }
 
+/// A broker's consumer timeout, with several instances: nothing is spilled there.
+#[tokio::test(start_paused = true)]
+async fn where_nothing_is_spilled_the_longest_loans_go_back_at_once_and_whole() {
+    let longest = LEASE * 20;
+    let top = leased(|source| source.taking_back().longest(longest)).await;
+    let mut plan = patient_plan();
+    plan.pools.get_mut("default").unwrap().overflow = Some(Overflow::Wait);
+    top.router.reload(plan).await.unwrap();
+    top.target.answer(1, busy(Duration::from_secs(36_000)));
+    let begun = Instant::now();
+    top.feed([1, 2, 3]);
+    tokio::time::sleep(longest - LEASE * 3).await;
+    let settled = top.feeder.settled(3).await;
+    assert!(begun.elapsed() < longest - LEASE, "it was too late");
+    let returned = |settled: &Settled| match settled {
+        Settled::Returned(id, _) => *id,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(settled.iter().map(returned).collect::<Vec<_>>(), [1, 2, 3]);
+    top.balances();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_out_for_nearly_as_long_as_it_may_be_is_spilled_where_lanes_are() {
+    let longest = LEASE * 20;
+    let top = leased(|source| source.longest(longest)).await;
+    top.target.answer(1, busy(Duration::from_secs(36_000)));
+    let begun = Instant::now();
+    top.feed([1, 2, 3]);
+    tokio::time::sleep(longest - LEASE * 3).await;
+    until("they are spilled", || top.counters().spilled.get() == 3).await;
+    assert!(begun.elapsed() < longest - LEASE, "it was too late");
+    let settled = top.feeder.settled(3).await;
+    let acked = settled.iter().all(|one| matches!(one, Settled::Acked(..)));
+    assert!(acked, "{settled:?}");
+    assert_eq!(top.target.calls(), [1], "order goes on in the store");
+}
+
 #[tokio::test(start_paused = true)]
 async fn where_nothing_goes_back_in_order_the_longest_loan_ends_by_itself() {
     let longest = LEASE * 20;

@@ -6,20 +6,29 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::span;
 
-/// Keeps warnings and errors.
-#[derive(Clone, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
+/// Keeps what is of a level, or more urgent.
+#[derive(Clone)]
+pub(crate) struct Log {
+    lines: Arc<Mutex<Vec<String>>>,
+    level: tracing::Level,
+}
 
 impl Log {
-    /// Keeps what this thread logs from now on, as long as the guard lives.
+    /// Keeps the warnings and errors of this thread from now on, as long as the guard lives.
     pub(crate) fn start() -> (Self, tracing::subscriber::DefaultGuard) {
-        let log = Self::default();
+        Self::start_at(tracing::Level::WARN)
+    }
+
+    /// As [`Log::start`], from another level on.
+    pub(crate) fn start_at(level: tracing::Level) -> (Self, tracing::subscriber::DefaultGuard) {
+        let lines = Arc::default();
+        let log = Self { lines, level };
         let here = tracing::subscriber::set_default(log.clone());
         (log, here)
     }
 
     pub(crate) fn with(&self, words: &str) -> Vec<String> {
-        let lines = self.0.lock().unwrap();
+        let lines = self.lines.lock().unwrap();
         let lines = lines.iter().filter(|line| line.contains(words));
         lines.cloned().collect()
     }
@@ -35,7 +44,7 @@ impl Visit for Text {
 
 impl tracing::Subscriber for Log {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() <= tracing::Level::WARN && metadata.target().starts_with("keylane")
+        *metadata.level() <= self.level && metadata.target().starts_with("keylane")
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -49,7 +58,7 @@ impl tracing::Subscriber for Log {
     fn event(&self, event: &tracing::Event<'_>) {
         let mut text = Text(String::new());
         event.record(&mut text);
-        self.0.lock().unwrap().push(text.0);
+        self.lines.lock().unwrap().push(text.0);
     }
 
     fn enter(&self, _: &span::Id) {}

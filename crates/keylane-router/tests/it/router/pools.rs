@@ -6,17 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use keylane_router::counters::PoolGauges;
 use keylane_router::dispatch::handler_fn;
 use keylane_router::embedded::{Db, NewMessage};
 use keylane_router::outcome::{Outcome, Reason};
-use keylane_router::plan::{KeyPlan, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, Rate};
-use keylane_router::store::Store as _;
+use keylane_router::plan::{
+    Instances, KeyPlan, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, Rate, SourcePlan,
+};
+use keylane_router::store::{LaneName, Store as _};
 use keylane_router::testing::{Answer, Request, fixed};
-use keylane_router::{Router, StartError};
+use keylane_router::{By, Router, StartError};
 use tokio::sync::Semaphore;
 
 use super::log::Log;
-use super::test_source::{Fed, TestSource, test_source};
+use super::test_source::{Fed, Settled, TestSource, test_source};
 use super::top::{Top, ill_while, quick_plan, until};
 
 fn pool(plan: &mut Plan) -> &mut PoolPlan {
@@ -133,6 +136,23 @@ async fn a_reload_refuses_what_a_start_refuses_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_reload_is_not_refused_for_a_source_that_it_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Default::default()).unwrap();
+    let (source, _feeder) = test_source("t");
+    let mut plan = quick_plan();
+    plan.sources.insert("t".into(), SourcePlan::custom());
+    let builder = Router::builder().plan(plan.clone()).store(db.store());
+    let router = builder.source("t", source).start().await.unwrap();
+    pool(&mut plan).on_exhausted = Some(OnExhausted::Return);
+    let refused = router.reload(plan.clone()).await;
+    assert!(matches!(refused, Err(StartError::CannotReturn { .. })));
+    plan.sources.clear();
+    assert_eq!(router.reload(plan).await, Ok(()));
+    assert!(router.remove_source("t").await);
+}
+
+#[tokio::test]
 async fn breaker_settings_act_on_reload() {
     let mut plan = quick_plan();
     plan.breaker.failures = 0.5;
@@ -155,7 +175,7 @@ async fn breaker_settings_act_on_reload() {
 }
 
 #[tokio::test]
-async fn fc_9_a_change_of_rate_acts_at_once() {
+async fn fc_9_what_waits_for_the_rate_holds_no_permit_and_a_change_acts_at_once() {
     let mut plan = quick_plan();
     let slow = Rate {
         count: 1,
@@ -178,6 +198,40 @@ async fn fc_9_a_change_of_rate_acts_at_once() {
     pool(&mut plan).rate = None;
     top.router.reload(plan).await.unwrap();
     top.drained().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn fc_9_a_rate_per_minute_lets_no_whole_minute_through_at_once() {
+    let mut plan = quick_plan();
+    // As the config reads "6000/m".
+    pool(&mut plan).rate = Some(Rate {
+        count: 6000,
+        per: Duration::from_secs(60),
+        burst: 10,
+    });
+    let (source, feeder) = test_source("t");
+    let store = keylane_router::conformance::MemoryStore::default();
+    let builder = Router::builder().plan(plan).store(store);
+    let builder = builder.dispatch(handler_fn(|_| async { Outcome::Delivered }));
+    let router = builder.source("t", source).start().await.unwrap();
+    let keys: Vec<String> = (0..110).map(|n| format!("k{n}")).collect();
+    let began = tokio::time::Instant::now();
+    let one = |(id, key)| Fed {
+        key: Some(key),
+        ..fed(id)
+    };
+    feeder.feed(
+        (0..110)
+            .zip(keys.iter().map(String::as_str))
+            .map(one)
+            .collect(),
+    );
+    feeder.settled(110).await;
+    // Ten at once, the others one each ten milliseconds; the clock moves from timer to timer.
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(990), "{took:?}");
+    assert!(took <= Duration::from_millis(1100), "{took:?}");
+    router.stop(Duration::from_secs(5)).await;
 }
 
 #[tokio::test]
@@ -346,6 +400,197 @@ async fn fc_10_a_removed_pool_gives_back_what_it_cannot_finish_in_time() {
 }
 
 #[tokio::test]
+async fn fc_10_with_drain_finish_a_removed_pool_takes_as_long_as_it_takes_and_says_what_it_has() {
+    let (log, _here) = Log::start_at(tracing::Level::INFO);
+    let mut plan = quick_plan();
+    let mut mail = plan.pools["default"].clone();
+    mail.drain = None;
+    plan.pools.insert("mail".into(), mail);
+    let open = Arc::new(AtomicBool::new(false));
+    let is_open = open.clone();
+    let top = Top::new(plan.clone(), move |_: &Request| {
+        match is_open.load(Ordering::SeqCst) {
+            true => Answer::ok(),
+            // Longer than the test's other steps.
+            false => Answer::not_yet(1),
+        }
+    })
+    .await;
+    let url = top.target.url("/");
+    let messages = (1..=3).map(|n| message_in("mail", &url, "k", n)).collect();
+    top.db.publish("default", messages, true).await.unwrap();
+    let mail = top.router.counters().of(&"default".into(), &"mail".into());
+    until("its head waits", || {
+        let pools = top.router.pools();
+        let waits = |p: &PoolGauges| &*p.pool == "mail" && (p.queued, p.in_flight) == (3, 0);
+        mail.attempts_not_yet.get() == 1 && pools.iter().any(waits)
+    })
+    .await;
+    plan.pools.remove("mail");
+    top.router.reload(plan).await.unwrap();
+    until("it says so", || {
+        !log.with("the pool was removed").is_empty()
+    })
+    .await;
+    let said = log.with("the pool was removed");
+    for part in ["queued=3", "active=0", "keys=1", "pool=\"mail\""] {
+        assert!(said[0].contains(part), "{part}: {said:?}");
+    }
+    open.store(true, Ordering::SeqCst);
+    until("the pool is gone", || top.router.pools().len() == 1).await;
+    assert_eq!((mail.delivered.get(), mail.returned.get()), (3, 0));
+    assert_eq!(log.with("the removed pool is gone").len(), 1);
+}
+
+#[tokio::test]
+async fn a_pause_holds_when_its_pool_goes_and_comes_back() {
+    let mut plan = quick_plan();
+    plan.pools
+        .insert("mail".into(), plan.pools["default"].clone());
+    let top = Top::new(plan.clone(), fixed(Answer::ok())).await;
+    let lane = LaneName::keyed("default", "mail", "k");
+    let by = By {
+        who: "ada".to_owned(),
+        why: "a test".to_owned(),
+    };
+    top.router.pause(lane.clone(), by.clone()).await.unwrap();
+    let mut without = plan.clone();
+    without.pools.remove("mail");
+    top.router.reload(without).await.unwrap();
+    until("the pool is gone", || top.router.pools().len() == 1).await;
+    top.router.reload(plan).await.unwrap();
+    let url = top.target.url("/");
+    let of = |key, n| message_in("mail", &url, key, n);
+    let messages = vec![of("k", 1), of("other", 1)];
+    top.db.publish("default", messages, true).await.unwrap();
+    until("the other is delivered", || !top.starts("other").is_empty()).await;
+    until("it waits", || {
+        let mail = top.router.pools().into_iter().find(|p| &*p.pool == "mail");
+        mail.is_some_and(|mail| mail.queued == 1)
+    })
+    .await;
+    assert!(top.starts("k").is_empty());
+    top.router.resume(lane, by).await.unwrap();
+    top.drained().await;
+}
+
+/// A router with pools `default` and `mail` on a source that cannot take messages back in order;
+/// its target answers as it is told, `calls` are the ids it was called with.
+struct Removing {
+    _folder: tempfile::TempDir,
+    db: Db,
+    router: Router,
+    feeder: super::test_source::Feeder,
+    plan: Plan,
+    calls: Arc<Mutex<Vec<String>>>,
+    ill: Arc<AtomicBool>,
+}
+
+impl Removing {
+    /// With three messages of a key in `mail`, the first of which failed and waits.
+    async fn new(instances: Instances) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Db::open(folder.path(), Default::default()).unwrap();
+        let mut plan = quick_plan();
+        pool(&mut plan).retry.initial = Duration::from_millis(300);
+        pool(&mut plan).retry.max = Duration::from_millis(300);
+        pool(&mut plan).on_exhausted = Some(OnExhausted::Block);
+        let mut mail = plan.pools["default"].clone();
+        mail.drain = Some(Duration::from_millis(20));
+        plan.pools.insert("mail".into(), mail);
+        let source_plan = SourcePlan {
+            instances,
+            ..SourcePlan::custom()
+        };
+        plan.sources.insert("t".into(), source_plan);
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let ill = Arc::new(AtomicBool::new(true));
+        let (called, is_ill) = (calls.clone(), ill.clone());
+        let dispatch = handler_fn(move |message| {
+            called.lock().unwrap().push(message.id.to_string());
+            let ill = is_ill.load(Ordering::SeqCst);
+            async move {
+                match ill {
+                    true => Outcome::Failed(Reason::default()),
+                    false => Outcome::Delivered,
+                }
+            }
+        });
+        let (source, feeder) = test_source("t");
+        let builder = Router::builder().plan(plan.clone()).store(db.store());
+        let router = builder.dispatch(dispatch).source("t", source);
+        let router = router.start().await.unwrap();
+        let removing = Self {
+            _folder: folder,
+            db,
+            router,
+            feeder,
+            plan,
+            calls,
+            ill,
+        };
+        removing
+            .feeder
+            .feed((1..=3).map(|id| fed_to("mail", id)).collect());
+        until("the first failed", || !removing.calls().is_empty()).await;
+        removing
+    }
+
+    fn calls(&self) -> Vec<String> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    async fn remove(&mut self, pool: &str) {
+        self.plan.pools.remove(pool);
+        self.router.reload(self.plan.clone()).await.unwrap();
+    }
+
+    /// Everything was acked, nothing given back, and the calls were in order.
+    async fn ends_in_order(&self, messages: usize) {
+        let settled = self.feeder.settled(messages).await;
+        let acked = |settled: &Settled| matches!(settled, Settled::Acked(..));
+        assert!(settled.iter().all(acked), "{settled:?}");
+        let wanted: Vec<String> = (1..=messages).map(|id| id.to_string()).collect();
+        let called = || {
+            let mut calls = self.calls();
+            calls.dedup();
+            calls
+        };
+        until("all are called", || called().len() >= messages).await;
+        assert_eq!(called(), wanted);
+    }
+}
+
+#[tokio::test]
+async fn fc_10_a_removed_pool_stores_what_its_source_cannot_take_back_in_order() {
+    let mut removing = Removing::new(Instances::One).await;
+    removing.remove("mail").await;
+    until("the pool is gone", || removing.router.pools().len() == 1).await;
+    let stored = removing.db.store().parked();
+    assert_eq!(stored.len(), 1, "{stored:?}");
+    assert_eq!(&*stored[0].lane.pool, "default");
+    removing.feeder.feed(vec![fed_to("mail", 4)]);
+    removing.ill.store(false, Ordering::SeqCst);
+    removing.ends_in_order(4).await;
+}
+
+#[tokio::test]
+async fn fc_10_a_removed_pool_keeps_what_can_neither_go_back_nor_be_stored_to_its_end() {
+    let mut removing = Removing::new(Instances::Many).await;
+    removing.remove("mail").await;
+    let failed = removing.calls().len();
+    until("it is tried there again", || {
+        removing.calls().len() > failed
+    })
+    .await;
+    removing.feeder.feed(vec![fed_to("mail", 4)]);
+    assert_eq!(removing.router.pools().len(), 2);
+    removing.ill.store(false, Ordering::SeqCst);
+    removing.ends_in_order(4).await;
+    until("the pool is gone", || removing.router.pools().len() == 1).await;
+}
+
+#[tokio::test]
 async fn fc_15_an_open_breaker_holds_its_lanes_uses_no_attempt_and_closes_on_success() {
     let mut plan = quick_plan();
     plan.breaker.failures = 0.5;
@@ -375,6 +620,35 @@ async fn fc_15_an_open_breaker_holds_its_lanes_uses_no_attempt_and_closes_on_suc
     ill.store(false, Ordering::SeqCst);
     top.drained().await;
     assert!(top.is_green());
+}
+
+#[tokio::test]
+async fn fc_15_the_breaker_of_an_origin_is_shared_by_pools() {
+    let mut plan = quick_plan();
+    plan.breaker.failures = 0.5;
+    plan.breaker.window = NonZeroUsize::new(2).unwrap();
+    plan.breaker.open = Duration::from_secs(3600);
+    pool(&mut plan).retry.max_attempts = NonZeroUsize::new(1000).unwrap();
+    let like = plan.pools["default"].clone();
+    plan.pools.insert("mail".into(), like);
+    let ill = Arc::new(AtomicBool::new(true));
+    let top = Top::new(plan.clone(), ill_while(&ill)).await;
+    top.publish_all(&[("a", 1), ("b", 1)]).await;
+    until("both wait for the breaker", || {
+        top.router.breaker_holds() == 2
+    })
+    .await;
+    // Nothing of this pool was called before, and nothing is now.
+    let message = message_in("mail", &top.target.url("/"), "c", 1);
+    let published = top.db.publish("default", vec![message], true);
+    published.await.unwrap();
+    until("so does the third", || top.router.breaker_holds() == 3).await;
+    assert!(top.starts("c").is_empty());
+    ill.store(false, Ordering::SeqCst);
+    plan.breaker.open = Duration::from_millis(20);
+    top.router.reload(plan).await.unwrap();
+    top.drained().await;
+    assert_eq!(top.starts("c"), [1]);
 }
 
 #[tokio::test]
@@ -478,6 +752,7 @@ async fn r11_a_key_with_something_unresolved_keeps_its_lane_when_the_scope_of_la
         });
         let builder = Router::builder().store(db.store()).dispatch(dispatch);
         let builder = builder.plan(scoped(before));
+        let source = source.returning();
         let router = builder.source("t", source).start().await.unwrap();
         feeder.feed(vec![fed(1), fed(2)]);
         until("the first runs", || calls.lock().unwrap().len() == 1).await;
@@ -508,6 +783,7 @@ async fn r11_a_parked_key_is_not_overtaken_after_a_restart_with_another_scope_of
             let (source, feeder) = test_source("t");
             let builder = Router::builder().store(db.store()).dispatch(fails());
             let builder = builder.plan(scoped(scope));
+            let source = source.returning();
             let router = builder.source("t", source).start().await.unwrap();
             let count = ids.len();
             feeder.feed(ids.into_iter().map(fed).collect());
@@ -628,4 +904,58 @@ async fn a_key_parked_in_the_default_pool_touches_no_lane_of_a_pool_that_was_the
     let parked = parked_after(&runs).await;
     let both = [("default".to_owned(), 1), ("mail".to_owned(), 1)];
     assert_eq!(parked, BTreeMap::from(both));
+}
+
+#[tokio::test]
+async fn lanes_are_shared_only_by_sources_that_can_return() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Default::default()).unwrap();
+    let builder = || Router::builder().store(db.store());
+    let shared = || builder().plan(scoped(LaneScope::Pool));
+    let (source, _feeder) = test_source("t");
+    let Err(refused) = shared().source("t", source).start().await else {
+        panic!("it started");
+    };
+    let text = refused.to_string();
+    assert!(text.contains("lane_scope = \"pool\""), "{text}");
+    assert!(text.contains("source `t`"), "{text}");
+    let (source, _feeder) = test_source("t");
+    let started = shared().source("t", source.returning()).start().await;
+    started.unwrap().stop(Duration::from_secs(5)).await;
+}
+
+#[tokio::test]
+async fn a_source_that_goes_gets_back_what_it_has_in_shared_lanes_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = Db::open(folder.path(), Default::default()).unwrap();
+    let mut plan = scoped(LaneScope::Pool);
+    pool(&mut plan).retry.initial = Duration::from_secs(3600);
+    pool(&mut plan).retry.max = Duration::from_secs(3600);
+    pool(&mut plan).retry.max_attempts = NonZeroUsize::new(3).unwrap();
+    pool(&mut plan).busy_max = Duration::from_secs(3600);
+    let (goes, of_goes) = test_source("goes");
+    let (stays, of_stays) = test_source("stays");
+    let fails = handler_fn(|_| async { Outcome::Failed(Reason::default()) });
+    let builder = Router::builder().plan(plan).store(db.store());
+    let builder = builder.dispatch(fails).source("goes", goes.returning());
+    let router = builder.source("stays", stays.returning());
+    let router = router.start().await.unwrap();
+    of_goes.feed(vec![fed(1), fed(2)]);
+    of_stays.feed(vec![Fed {
+        key: Some("other"),
+        ..fed(3)
+    }]);
+    until("both heads are held", || {
+        let pool = &router.pools()[0];
+        pool.queued == 3 && pool.in_flight == 0 && pool.lanes == 2
+    })
+    .await;
+    assert!(router.remove_source("goes").await);
+    let back = [Settled::Returned(1, 1), Settled::Returned(2, 2)];
+    assert_eq!(of_goes.all_settled(), back);
+    assert_eq!(
+        of_stays.all_settled(),
+        [],
+        "its lane has nothing of the other"
+    );
 }

@@ -772,3 +772,37 @@ async fn spill_is_refused_where_it_cannot_be() {
         Err(StartError::CannotReturn { .. })
     ));
 }
+
+#[tokio::test]
+async fn what_lives_with_one_instance_is_refused_with_many() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = open(folder.path(), Options::default());
+    let mut plan = quick_plan();
+    let mut source = window(WINDOW);
+    source.instances = Instances::Many;
+    plan.sources.insert("s".into(), source);
+    let start = |plan: Plan| {
+        let target = Target::new(Arc::new(Recorder::in_memory()));
+        let builder = Router::builder().plan(plan).store(db.store());
+        let source = Broker::default().source("s");
+        builder.dispatch(target).source("s", source).start()
+    };
+    let router = start(plan.clone()).await.unwrap();
+    for refused in [
+        router.pause(lane("k"), me()).await,
+        router.park(lane("k"), me()).await,
+    ] {
+        let Err(VerbError::Refused(text)) = refused else {
+            panic!("not refused: {refused:?}");
+        };
+        assert!(text.contains("instances = \"many\""), "{text}");
+    }
+    assert!(db.store().parked().is_empty() && db.store().pauses().is_empty());
+    router.stop(Duration::from_secs(5)).await;
+    pool(&mut plan).on_exhausted = Some(OnExhausted::Park);
+    let Err(refused) = start(plan).await else {
+        panic!("it started");
+    };
+    let text = refused.to_string();
+    assert!(text.contains("on_exhausted = \"park\""), "{text}");
+}

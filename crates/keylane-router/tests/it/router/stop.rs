@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use keylane_router::By;
-use keylane_router::plan::{OnExhausted, Plan};
+use keylane_router::plan::{OnExhausted, Plan, SourcePlan};
 use keylane_router::store::{LaneName, Store};
 use keylane_router::testing::{Answer, Request, fixed};
+use keylane_router::{By, Router, VerbError};
 
 use super::top::{Top, ill_while, quick_plan, start, until};
 
@@ -279,4 +279,48 @@ async fn r14_counters_equal_what_happened() {
     let line =
         r#"keylane_messages_resolved_total{source="default",pool="default",outcome="delivered"} 3"#;
     assert!(text.contains(line), "{text}");
+}
+
+#[tokio::test]
+async fn stored_keys_of_a_source_that_was_renamed_are_told_of_and_not_replayed() {
+    let ill = Arc::new(AtomicBool::new(true));
+    let mut plan = quick_plan();
+    plan.pools.get_mut("default").unwrap().on_exhausted = Some(OnExhausted::Park);
+    let top = Top::new(plan.clone(), ill_while(&ill)).await;
+    top.publish_all(&[("k", 1), ("k", 2)]).await;
+    let parked = || top.db.store().parked_lane(&lane("k"));
+    until("it is parked", || {
+        parked().is_some_and(|lane| lane.messages == 2)
+    })
+    .await;
+    ill.store(false, Ordering::SeqCst);
+    assert!(top.router.problems().is_empty());
+    // As with a config that calls it otherwise.
+    top.router.reload(plan.clone()).await.unwrap();
+    assert!(top.router.remove_source("default").await);
+    let problems = top.router.problems();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    let text = &problems[0].text;
+    assert!(
+        text.contains("`k`") && text.contains("configure a source"),
+        "{text}"
+    );
+    let Err(VerbError::Refused(refused)) = top.router.replay(lane("k"), by()).await else {
+        panic!("it is to be replayed by nobody");
+    };
+    assert!(refused.contains("no source `default`"), "{refused}");
+    top.router.stop(Duration::from_secs(5)).await;
+    // A start says so too; with the source there again all is well.
+    let renamed = Router::builder().plan(plan.clone()).store(top.db.store());
+    let keyless = keylane_router::plan::Keyless::Serial;
+    let source = top.db.source("other", "other", keyless).await.unwrap();
+    let renamed = renamed.source("other", source).start().await.unwrap();
+    assert_eq!(renamed.problems().len(), 1);
+    let source = top.db.source("default", "default", keyless).await.unwrap();
+    let embedded = SourcePlan::embedded("default");
+    renamed.add_source("default", source, embedded).unwrap();
+    assert!(renamed.problems().is_empty());
+    renamed.replay(lane("k"), by()).await.unwrap();
+    until("it is delivered", || top.starts("k").ends_with(&[1, 2])).await;
+    renamed.stop(Duration::from_secs(5)).await;
 }

@@ -24,6 +24,8 @@ pub(crate) struct TestSource {
     features: Features,
     batches: mpsc::UnboundedReceiver<Vec<Received<Receipt>>>,
     settler: TestSettler,
+    /// How many of the next receives panic.
+    panics: u64,
 }
 
 /// Message id and which delivery of it.
@@ -34,6 +36,8 @@ pub(crate) struct Receipt(pub(crate) u64, pub(crate) u64);
 pub(crate) struct TestSettler {
     settled: Arc<Mutex<Vec<Settled>>>,
     changed: Arc<watch::Sender<usize>>,
+    /// How long each that was given back is to stay away.
+    pub(crate) delays: Arc<Mutex<Vec<Duration>>>,
     /// How many of the next acks fail.
     pub(crate) failing_acks: Arc<AtomicU64>,
     /// The acks of these never succeed.
@@ -76,6 +80,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
     let (sender, batches) = mpsc::unbounded_channel();
     let settler = TestSettler {
         settled: Arc::default(),
+        delays: Arc::default(),
         changed: Arc::new(watch::channel(0).0),
         failing_acks: Arc::default(),
         never_acked: Arc::default(),
@@ -94,6 +99,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         features,
         batches,
         settler: settler.clone(),
+        panics: 0,
     };
     let feeder = Feeder {
         name,
@@ -110,6 +116,18 @@ impl TestSource {
     pub(crate) fn returning(mut self) -> Self {
         self.features.ordered_return = true;
         self.features.delayed_return = true;
+        self
+    }
+
+    /// Its next receives panic.
+    pub(crate) fn panicking(mut self, times: u64) -> Self {
+        self.panics = times;
+        self
+    }
+
+    /// As a broker that takes messages back in order, and gives them again at once.
+    pub(crate) fn taking_back(mut self) -> Self {
+        self.features.ordered_return = true;
         self
     }
 
@@ -240,6 +258,10 @@ impl Source for TestSource {
     }
 
     async fn receive(&mut self, _room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
+        if self.panics > 0 {
+            self.panics -= 1;
+            panic!("a receive that goes wrong");
+        }
         match self.batches.recv().await {
             Some(batch) => Ok(batch),
             None => std::future::pending().await,
@@ -275,8 +297,11 @@ impl Settler for TestSettler {
     async fn give_back(
         &self,
         receipts: Vec<Receipt>,
-        _delay: Duration,
+        delay: Duration,
     ) -> Vec<Result<(), SettleError>> {
+        let mut delays = self.delays.lock().unwrap();
+        delays.extend(receipts.iter().map(|_| delay));
+        drop(delays);
         let give = |Receipt(id, delivery)| {
             self.note(Settled::Returned(id, delivery));
             Ok(())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keylane_router::activemq::{Identified, Login, Options, QueueSettings};
+use keylane_router::activemq::{Broker, Identified, Login, Options, QueueSettings};
 use keylane_router::plan::SourceKind;
 
 use super::Sources;
@@ -21,6 +21,7 @@ pub(super) fn read(source: &Section<'_>, name: &str, others: &Sources) -> Source
     let queue = queue.unwrap_or_else(|| name.to_owned());
     let at = source.get("url", |node| place(node, &queue));
     let options = Options {
+        broker: source.get("broker", broker),
         roots: source.get("extra_ca", crate::config::certificates),
         login: login(source, at.login.clone()),
         lease: source.get("lease", lease),
@@ -84,6 +85,11 @@ fn identity(node: &Node) -> Result<Identified, Wrong> {
         ("message-id", Identified::MessageId),
         ("none", Identified::Nothing),
     ];
+    parse::word(node, &words)
+}
+
+fn broker(node: &Node) -> Result<Broker, Wrong> {
+    let words = [("classic", Broker::Classic), ("artemis", Broker::Artemis)];
     parse::word(node, &words)
 }
 

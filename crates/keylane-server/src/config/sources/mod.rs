@@ -11,9 +11,11 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use keylane_router::plan::{
-    Envelope, Instances, Keyless, OnExhausted, Overflow, PoolPlan, SourceKind, SourcePlan,
+    Envelope, Instances, Keyless, LaneScope, OnExhausted, Overflow, PoolPlan, SourceKind,
+    SourcePlan,
 };
 use keylane_router::rabbitmq::Size;
+use keylane_router::source::Features;
 
 use super::errors::nearest;
 use super::parse::{self, Wrong};
@@ -106,6 +108,9 @@ fn read_source(source: Section<'_>, name: &str, pools: &Pools, others: &Sources)
     if plan.instances == Instances::Many {
         check_many(&source, &plan.kind, pools);
     }
+    if features(&plan.kind).is_some_and(|features| !features.returns()) {
+        check_returns(&source, pools);
+    }
     source.finish();
     plan
 }
@@ -191,6 +196,37 @@ fn read_envelope(source: &Section<'_>, pools: &Pools) -> Envelope {
     Envelope::Raw {
         pool: pool.into(),
         target: target.into(),
+    }
+}
+
+/// What sources of this kind can do, as far as that is known before one is connected.
+fn features(kind: &SourceKind) -> Option<Features> {
+    match kind {
+        SourceKind::Embedded { .. } => Some(keylane_router::embedded::DECLARED.features),
+        SourceKind::Sqs(options) => Some(options.features()),
+        SourceKind::Rabbitmq(options) => Some(keylane_router::rabbitmq::features(options)),
+        SourceKind::Activemq(_) => Some(keylane_router::activemq::DECLARED_CLASSIC.features),
+        SourceKind::Custom => None,
+    }
+}
+
+/// What pools ask of a source that cannot take messages back in order with a delay.
+fn check_returns(source: &Section<'_>, pools: &Pools) {
+    for (name, pool) in pools {
+        let on_exhausted = pool.on_exhausted == Some(OnExhausted::Return);
+        let overflow = pool.overflow == Some(Overflow::Return);
+        let shared = pool.lane_scope == LaneScope::Pool;
+        let asked = [
+            (on_exhausted, "on_exhausted = \"return\""),
+            (overflow, "overflow = \"return\""),
+            (shared, "lane_scope = \"pool\""),
+        ];
+        for (_, option) in asked.into_iter().filter(|(asked, _)| *asked) {
+            let text = format!(
+                "it cannot take messages back in order with a delay, as {option} of pool `{name}` needs; change that or leave it out"
+            );
+            source.problem("type", text);
+        }
     }
 }
 

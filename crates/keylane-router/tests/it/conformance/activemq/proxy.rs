@@ -185,9 +185,11 @@ impl Faults {
         {
             frame[at] ^= 1;
         }
-        let ack = frame
-            .get(8..)
-            .is_some_and(|body| body.starts_with(&DISPOSITION));
+        // Of the first session: over others the adapter asks the broker about the queue.
+        let ack = frame.get(6..8) == Some(&[0, 0])
+            && frame
+                .get(8..)
+                .is_some_and(|body| body.starts_with(&DISPOSITION));
         if ack && now.acks_to_lose > 0 && find(frame, &ACCEPTED).is_some() {
             now.acks_to_lose -= 1;
             return false;

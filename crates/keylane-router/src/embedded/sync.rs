@@ -1,0 +1,162 @@
+//! Puts the log on disk behind the writer's back: who need not wait for the disk does not.
+//!
+//! What is committed and not on disk yet survives the end of the process, and not that of the
+//! machine. The sync follows each such commit at once, one at a time: a power cut undoes the acks
+//! of the last one or two syncs, and what they ended is delivered again.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::thread::JoinHandle;
+
+/// Owned by the writer's thread; ended with it.
+#[derive(Debug)]
+pub(super) struct Syncer {
+    /// Room for one: who finds it taken is covered by the sync that follows.
+    wanted: Option<SyncSender<()>>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Acks that were committed so far. Written by the writer.
+    committed: AtomicU64,
+    /// Acks that were committed before a sync that succeeded. Written by the syncer.
+    synced: AtomicU64,
+    /// A sync failed: nobody knows what of the log is on disk. Taken by the writer.
+    failed: AtomicBool,
+}
+
+impl Syncer {
+    /// Starts the thread that syncs the log of this file.
+    pub(super) fn start(file: &Path) -> io::Result<Self> {
+        let mut log = file.as_os_str().to_owned();
+        log.push("-wal");
+        let log = PathBuf::from(log);
+        Self::start_with(move || sync(&log))
+    }
+
+    fn start_with(mut sync: impl FnMut() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
+        let (wanted, requests) = mpsc::sync_channel(1);
+        let shared = Arc::new(Shared::default());
+        let thread = std::thread::Builder::new().name("keylane-sync".into());
+        let thread = thread.spawn({
+            let shared = shared.clone();
+            move || {
+                while requests.recv().is_ok() {
+                    let committed = shared.committed.load(Ordering::SeqCst);
+                    match sync() {
+                        Ok(()) => shared.synced.store(committed, Ordering::SeqCst),
+                        Err(error) => {
+                            tracing::warn!(%error, "the log of keylane.db could not be synced");
+                            shared.failed.store(true, Ordering::SeqCst);
+                        }
+                    }
+                }
+            }
+        })?;
+        Ok(Self {
+            wanted: Some(wanted),
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// So many more acks were committed, and are not on disk.
+    pub(super) fn committed(&self, acks: usize) {
+        self.shared
+            .committed
+            .fetch_add(acks as u64, Ordering::SeqCst);
+        let wanted = self.wanted.as_ref().expect("taken only when it is dropped");
+        match wanted.try_send(()) {
+            Ok(()) | Err(TrySendError::Full(())) => {}
+            Err(TrySendError::Disconnected(())) => self.fail(),
+        }
+    }
+
+    /// Acks that may not be on disk.
+    pub(super) fn behind(&self) -> u64 {
+        let synced = self.shared.synced.load(Ordering::SeqCst);
+        self.shared.committed.load(Ordering::SeqCst) - synced
+    }
+
+    /// The log is not to be relied on, still.
+    pub(super) fn fail(&self) {
+        self.shared.failed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a sync failed since this was asked last.
+    pub(super) fn has_failed(&self) -> bool {
+        self.shared.failed.swap(false, Ordering::SeqCst)
+    }
+}
+
+impl Drop for Syncer {
+    fn drop(&mut self) {
+        self.wanted = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// By name each time: the log is another file after the writer's connection was opened anew. Where
+/// there is none, everything in it was folded into the file.
+fn sync(log: &Path) -> io::Result<()> {
+    // Windows syncs only what may be written to.
+    match OpenOptions::new().write(true).open(log) {
+        Ok(log) => log.sync_data(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_committed_during_a_sync_is_covered_by_the_next() {
+        let (begun, begins) = mpsc::channel();
+        let (go, may_end) = mpsc::channel::<()>();
+        let syncer = Syncer::start_with(move || {
+            begun.send(()).expect("the test listens");
+            may_end.recv().map_err(|_| io::ErrorKind::Other.into())
+        })
+        .expect("starts");
+        syncer.committed(1);
+        begins.recv().expect("a sync begins");
+        syncer.committed(10);
+        syncer.committed(100);
+        assert_eq!(syncer.behind(), 111);
+        go.send(()).expect("it waits");
+        begins.recv().expect("another begins");
+        assert_eq!(syncer.behind(), 110);
+        go.send(()).expect("it waits");
+        while syncer.behind() > 0 {
+            std::thread::yield_now();
+        }
+        assert!(!syncer.has_failed());
+    }
+
+    #[test]
+    fn a_sync_that_fails_is_told_once_and_nothing_counts_as_synced() {
+        let syncer = Syncer::start_with(|| Err(io::ErrorKind::Other.into())).expect("starts");
+        syncer.committed(5);
+        while !syncer.has_failed() {
+            std::thread::yield_now();
+        }
+        assert_eq!(syncer.behind(), 5);
+        assert!(!syncer.has_failed());
+    }
+
+    #[test]
+    fn a_log_that_is_gone_is_on_disk_already() {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        assert!(sync(&folder.path().join("keylane.db-wal")).is_ok());
+    }
+}
