@@ -258,6 +258,9 @@ async fn start(bench: &Bench, file: &HistoryFile) -> Result<Running, End> {
     };
     let child = command
         .env(HISTORY, &file.0)
+        // Large bodies go back to the system when they are freed: what is weighed is what the router
+        // holds, not what the C library keeps for later.
+        .env("MALLOC_MMAP_THRESHOLD_", "32768")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn();
