@@ -45,7 +45,7 @@ pub async fn run_child<Q: Queue>(queue: Q) {
     let source = source.expect("the source can be made");
     let quiet = QUIET + source.features().lease.unwrap_or_default().min(QUIET);
     let watch = Watch::new(source.features(), history.clone());
-    let target = Target::new(history.clone(), watch.clone(), setup.script);
+    let target = Target::new(history.clone(), watch.clone(), setup.script).keeping_nothing();
     let source = Watched::new(source, watch.clone());
     let router = Router::builder()
         .plan(setup.plan)
