@@ -112,8 +112,8 @@ fn memory_stays_within_the_budget_and_64_mib_with_bodies_of_1_mib() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "router::soak::the_process_that_is_weighed"])
         .args(["--ignored", "--nocapture"])
-        // Large bodies go back to the system when they are freed: what is weighed is what the
-        // router holds, not what the C library keeps for later.
+        // As the program `keylane` runs: large bodies go back to the system when they are freed. What
+        // is weighed is what the router holds, not what the C library keeps for later.
         .env("MALLOC_MMAP_THRESHOLD_", "131072")
         .env(FOLDER, folder.path())
         .output()
