@@ -729,6 +729,9 @@ impl<S: Source> Consume<S> {
             delivery.counters.received.one();
             self.put(pool, delivery, &mut refused).await;
         }
+        for pool in self.router.routes.pools() {
+            pool.batch_is_in(&self.name);
+        }
     }
 
     /// A received message as a delivery, and the pool it goes to.

@@ -17,6 +17,7 @@ pub mod dispatch;
 pub mod embedded;
 mod fault;
 mod feed;
+mod gone_back;
 pub mod health;
 pub mod history;
 mod jitter;

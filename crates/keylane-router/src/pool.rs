@@ -22,6 +22,7 @@ use crate::counters::PoolGauges;
 use crate::delivery::{Delivery, Fate, Letter, Settlement, Wait};
 use crate::dispatch::{Attempt, DynDispatch};
 use crate::feed::Fed;
+use crate::gone_back::GoneBack;
 use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
 use crate::lane::{LaneId, any_source};
@@ -193,6 +194,8 @@ pub(crate) struct Pool {
     executor: PoolExecutor,
     unsettled: Arc<Unsettled>,
     overflowing: Arc<Overflowing>,
+    /// Lanes that went back while their batch was put into its lanes.
+    gone_back: Arc<GoneBack>,
     /// Bytes of bodies that are here.
     weights: Arc<Weights>,
     /// It takes no more and gives everything back. Written before the drain begins.
@@ -262,6 +265,7 @@ impl Pool {
         let blocked = Blocked::new(name.clone(), shared.health.clone());
         let runs = Arc::new(Runs::default());
         let overflowing = Arc::new(Overflowing::default());
+        let gone_back = Arc::new(GoneBack::default());
         let attempts = Attempts {
             name: name.clone(),
             plan: plan.clone(),
@@ -273,6 +277,7 @@ impl Pool {
             losses: losses.clone(),
             runs: runs.clone(),
             overflowing: overflowing.clone(),
+            gone_back: gone_back.clone(),
         };
         let (by_concurrency, by_rate) = (plan.clone(), plan.clone());
         let mut builder = Executor::<LaneId>::builder()
@@ -290,6 +295,7 @@ impl Pool {
             executor,
             unsettled,
             overflowing,
+            gone_back,
             weights,
             draining: AtomicBool::new(false),
             pushing: Mutex::default(),
@@ -394,6 +400,11 @@ impl Pool {
     /// The head of a stored key is resolved, or not in memory any more.
     pub(crate) fn row_moved(&self, lane: &LaneId) {
         self.overflowing.row_moved(lane);
+    }
+
+    /// This source has put a batch into its lanes.
+    pub(crate) fn batch_is_in(&self, source: &Arc<str>) {
+        self.gone_back.sweep(source, |lane| self.has(lane));
     }
 
     /// Whether the lane has anything unresolved here.
@@ -687,6 +698,8 @@ pub(crate) struct Attempts {
     blocked: Arc<Blocked>,
     runs: Arc<Runs>,
     pub(crate) overflowing: Arc<Overflowing>,
+    /// Lanes that went back while their batch was put into its lanes.
+    gone_back: Arc<GoneBack>,
 }
 
 pub(crate) type Job = Box<Delivery>;
@@ -751,6 +764,8 @@ impl Attempts {
         }
         if self.belongs_to_the_store(&delivery) {
             delivery.fate = Fate::ParkBehind;
+        } else if !delivery.is_stored() && self.gone_back.includes(&delivery) {
+            delivery.fate = Fate::Return;
         }
         let doing = match delivery.fate {
             Fate::Attempt => Doing::Calling,
@@ -1403,6 +1418,8 @@ impl Attempts {
 
     fn return_one(&self, delivery: Job, delay: Duration) {
         if !delivery.is_stored() {
+            // Before the lane goes on: the rest of its batch may be on its way there.
+            self.gone_back.note(&delivery);
             self.shared.note(&delivery, EventKind::Return, "returned");
             delivery.counters.returned.one();
         }

@@ -529,6 +529,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "rest-of-a-batch-stays",
+        invariant: "R5",
+        file: POOL,
+        find: "        } else if !delivery.is_stored() && self.gone_back.includes(&delivery) {\n",
+        replace: "        } else if false {\n",
+        test: ROUTED,
+    },
+    Mutation {
         name: "spill-without-what-runs",
         invariant: "R6",
         file: "crates/keylane-router/src/spill.rs",

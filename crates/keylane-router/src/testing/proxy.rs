@@ -148,8 +148,16 @@ struct Shared {
 impl Proxy {
     /// Starts on a free loopback port, without a fault.
     pub async fn start(upstream: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await;
-        let listener = listener.expect("loopback has a free port");
+        Self::start_at(([127, 0, 0, 1], 0).into(), upstream).await
+    }
+
+    /// As [`Proxy::start`], at this address: for brokers that tell their clients where to go.
+    ///
+    /// # Panics
+    /// When somebody listens there already.
+    pub async fn start_at(listen: SocketAddr, upstream: SocketAddr) -> Self {
+        let listener = TcpListener::bind(listen).await;
+        let listener = listener.expect("the address is free");
         let address = listener.local_addr();
         let address = address.expect("a bound socket has an address");
         let shared = Arc::new(Shared {

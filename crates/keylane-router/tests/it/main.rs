@@ -2,6 +2,7 @@
 
 #[cfg(feature = "activemq")]
 mod activemq;
+mod advertised;
 mod bomb;
 mod breaker;
 mod certificate;

@@ -123,3 +123,49 @@ fn what(settled: &Settled) -> (bool, u64) {
         Settled::Returned(id, _) => (false, *id),
     }
 }
+
+/// The second of the key is put into its lane after the first has failed and gone back: what lies
+/// between them in the batch waits for bytes that the first gives back.
+#[tokio::test]
+async fn r5_what_comes_behind_a_head_that_went_back_in_one_batch_goes_back_too() {
+    let mut plan = as_the_original();
+    plan.pools.get_mut("default").unwrap().byte_budget = 2000;
+    let (source, feeder) = test_source("t");
+    let dispatch = handler_fn(move |message| async move {
+        match &*message.id {
+            "1" => Outcome::Failed(Reason::default()),
+            _ => Outcome::Delivered,
+        }
+    });
+    let router = Router::builder()
+        .plan(plan)
+        .store(keylane_router::conformance::MemoryStore::default())
+        .dispatch(dispatch)
+        .source("t", source.returning())
+        .start()
+        .await
+        .unwrap();
+    let fed = |id: u64, key, payload: usize| Fed {
+        id,
+        key: Some(key),
+        body: serde_json::json!({
+            "id": id.to_string(),
+            "mediationType": "HTTP",
+            "mediationTarget": "http://127.0.0.1:1/",
+            "payload": "x".repeat(payload),
+        })
+        .to_string()
+        .into(),
+    };
+    feeder.feed(vec![
+        fed(1, "g", 500),
+        fed(9, "large", 1700),
+        fed(2, "g", 10),
+    ]);
+    let settled = feeder.settled(3).await;
+    let mut ids: Vec<(bool, u64)> = settled.iter().map(what).collect();
+    assert_eq!(ids.remove(0), (false, 1));
+    ids.sort_unstable();
+    assert_eq!(ids, [(false, 2), (true, 9)]);
+    router.stop(Duration::from_secs(1)).await;
+}

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::span;
+use tracing::subscriber::Interest;
 
 /// Keeps what is of a level, or more urgent.
 #[derive(Clone)]
@@ -43,6 +44,11 @@ impl Visit for Text {
 }
 
 impl tracing::Subscriber for Log {
+    /// Asked each time: tests beside this one want other levels of the same places.
+    fn register_callsite(&self, _: &'static tracing::Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
         *metadata.level() <= self.level && metadata.target().starts_with("keylane")
     }
