@@ -154,8 +154,7 @@ async fn r5_what_comes_behind_a_head_that_went_back_in_one_batch_goes_back_too()
             "mediationTarget": "http://127.0.0.1:1/",
             "payload": "x".repeat(payload),
         })
-        .to_string()
-        .into(),
+        .to_string(),
     };
     feeder.feed(vec![
         fed(1, "g", 500),
