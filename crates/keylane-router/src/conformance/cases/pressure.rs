@@ -49,9 +49,9 @@ pub(super) async fn back_pressure(rig: Rig) -> Result<Summary, End> {
 /// Larger than what a router may hold of them, many times over.
 const LARGE: usize = 64 << 10;
 const LARGE_KEYS: usize = 50;
-const LARGE_EACH: u64 = 20;
+const LARGE_EACH: u64 = 40;
 /// A window of them, copies on their way, and what an allocator keeps: well below all of them.
-const GROWTH: u64 = 44 << 20;
+const GROWTH: u64 = 110 << 20;
 
 pub(super) async fn memory_is_bounded(rig: Rig) -> Result<Summary, End> {
     if rig.subject.in_memory() {
