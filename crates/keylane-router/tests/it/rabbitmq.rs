@@ -98,6 +98,24 @@ impl Here {
 }
 
 impl Here {
+    /// A proxy in front of the broker.
+    async fn proxy(&self) -> Proxy {
+        let mut parts = self.url.split(['@', '/']);
+        let address = parts.find_map(|part| part.parse().ok());
+        Proxy::start(address.expect("its URL has an address")).await
+    }
+
+    /// The next message of a queue, once there is one.
+    async fn next_of(&self, queue: &str) -> lapin::message::BasicGetMessage {
+        loop {
+            let get = BasicGetOptions { no_ack: true };
+            match self.channel.basic_get(queue.into(), get).await.unwrap() {
+                Some(message) => return message,
+                None => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+
     /// Waits until the queue is there and so many read it.
     async fn is_read(&self, queue: &str, consumers: u32) {
         loop {
@@ -290,14 +308,7 @@ async fn gb_140_what_fails_for_good_goes_to_the_dead_letter_queue_with_x_death()
     }
     super::eventually(|| seen.lock().unwrap().len() == 4).await;
     assert_eq!(*seen.lock().unwrap(), ["good", "bad", "bad", "after"]);
-    let letter = loop {
-        let get = BasicGetOptions { no_ack: true };
-        let got = here.channel.basic_get(letters.as_str().into(), get).await;
-        match got.unwrap() {
-            Some(letter) => break letter,
-            None => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-    };
+    let letter = here.next_of(&letters).await;
     assert_eq!(letter.delivery.data, b"bad");
     let headers = letter.delivery.properties.headers().clone().unwrap();
     assert!(headers.inner().contains_key("x-death"), "{headers:?}");
@@ -415,11 +426,7 @@ async fn gb_38_a_connection_that_closes_with_eight_on_their_way_loses_none() {
         here.publish("", &here.name, &format!("k{n}"), n.to_string())
             .await;
     }
-    let address = here
-        .url
-        .split(['@', '/'])
-        .find_map(|part| part.parse().ok());
-    let proxy = Proxy::start(address.expect("its URL has an address")).await;
+    let proxy = here.proxy().await;
     let mut options = here.options();
     options.url = format!("amqp://guest:guest@{}/%2f", proxy.address());
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -463,11 +470,7 @@ async fn shards_keep_each_key_in_order_when_one_of_two_instances_dies() {
     options.reader = Reader::SingleActive;
     options.shards = NonZeroUsize::new(3);
     let queues = options.queues();
-    let address = here
-        .url
-        .split(['@', '/'])
-        .find_map(|part| part.parse().ok());
-    let proxy = Proxy::start(address.expect("its URL has an address")).await;
+    let proxy = here.proxy().await;
     let seen = Arc::new(Mutex::new(Vec::new()));
     let instance = || {
         let noted = seen.clone();
@@ -577,14 +580,7 @@ async fn dead_letters_of_a_queue_that_is_there_are_proven_by_a_probe_that_leaves
     let router = router(plan, |_| async { Outcome::Refused(Reason::default()) }).await;
     add(&router, options);
     here.publish("", &here.name, "k", "bad".to_owned()).await;
-    let letter = loop {
-        let get = BasicGetOptions { no_ack: true };
-        let got = here.channel.basic_get(letters.as_str().into(), get).await;
-        match got.unwrap() {
-            Some(letter) => break letter,
-            None => tokio::time::sleep(Duration::from_millis(20)).await,
-        }
-    };
+    let letter = here.next_of(&letters).await;
     assert_eq!(letter.delivery.data, b"bad", "the probe is not kept");
     router.stop(Duration::from_secs(5)).await;
     here.delete(&[here.name.clone(), letters]).await;
