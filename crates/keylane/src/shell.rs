@@ -29,6 +29,9 @@ const BATCH_NANOS: u32 = 50_000;
 const HELP_NANOS: u32 = 1_000;
 /// How long a runner goes on before it lets others run.
 const TURN: std::time::Duration = std::time::Duration::from_micros(500);
+/// The most lanes of one flush that are dealt with at a time: a drain flushes them all, and each
+/// takes a task.
+const FLUSHES: usize = if cfg!(keylane_shuttle) { 2 } else { 256 };
 
 /// What is to be done with what a flush took, and what of it stays in its place.
 pub(crate) type Flushing<J> = Pin<Box<dyn Future<Output = Vec<(u64, J)>> + Send>>;
@@ -618,9 +621,7 @@ where
             waker.wake();
         }
         tell(out.idle);
-        for flushed in out.flushes {
-            self.start_flush(flushed);
-        }
+        self.start_flushes(out.flushes);
         match out.timer {
             TimerOut::Fine => {}
             TimerOut::Start => self.start_timer(),
@@ -668,7 +669,30 @@ where
         }
     }
 
-    fn start_flush(&self, flushed: Flushed<K, W::Job>) {
+    fn start_flushes(&self, flushes: Vec<Flushed<K, W::Job>>) {
+        if flushes.is_empty() {
+            return;
+        }
+        let Some(shell) = self.me.upgrade() else {
+            return;
+        };
+        let draining = lock(&self.state.0).draining;
+        let tasks = flushes.len().min(FLUSHES);
+        let flushes = Arc::new(Mutex::new(flushes.into_iter()));
+        for _ in 0..tasks {
+            let (shell, flushes) = (shell.clone(), flushes.clone());
+            self.spawner.spawn(async move {
+                loop {
+                    let Some(flushed) = lock(&flushes).next() else {
+                        break;
+                    };
+                    shell.flush(flushed, draining).await;
+                }
+            });
+        }
+    }
+
+    async fn flush(&self, flushed: Flushed<K, W::Job>, draining: bool) {
         let Flushed {
             key,
             jobs,
@@ -678,15 +702,8 @@ where
         if jobs.is_empty() {
             return self.lanes(|lanes| lanes.flush_done(id, jobs));
         }
-        let Some(shell) = self.me.upgrade() else {
-            return;
-        };
-        let draining = lock(&self.state.0).draining;
-        let dealt_with = self.work.flushed(key.clone(), jobs, running);
-        self.spawner.spawn(async move {
-            let keep = dealt_with.await;
-            shell.end_flush(&key, id, keep, draining);
-        });
+        let keep = self.work.flushed(key.clone(), jobs, running).await;
+        self.end_flush(&key, id, keep, draining);
     }
 
     /// What a flush keeps goes on, unless the executor drains: then what was taken before that is

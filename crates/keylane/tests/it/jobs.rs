@@ -1,6 +1,7 @@
 //! The handler form: one function for many jobs, with a say in what a lane does next.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -420,6 +421,44 @@ async fn draining_hands_over_what_waits_and_waits_for_what_runs() {
     assert!(jobs.drain(10 * MS).await);
     assert_eq!(desk.flushed().last().unwrap(), &["waits"]);
     assert_eq!(desk.did(), ["runs@0", "held@0"]);
+}
+
+/// Counts the lanes that are flushed at a time.
+#[derive(Clone, Default)]
+struct Crowd {
+    now: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    all: Arc<AtomicUsize>,
+}
+
+impl Handler<usize, ()> for Crowd {
+    async fn handle(&self, (): (), _: usize) -> Reply<()> {
+        Reply::Done
+    }
+
+    async fn flushed(&self, _: usize, jobs: Vec<Queued<()>>) -> Vec<Queued<()>> {
+        self.all.fetch_add(jobs.len(), Ordering::SeqCst);
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        tokio::time::sleep(MS).await;
+        self.now.fetch_sub(1, Ordering::SeqCst);
+        Vec::new()
+    }
+}
+
+/// Each takes a task: 100 k lanes at once would take more memory than they do while they wait.
+#[tokio::test(start_paused = true)]
+async fn draining_deals_with_so_many_lanes_at_a_time() {
+    let crowd = Crowd::default();
+    let jobs = Executor::builder().build_with(crowd.clone()).unwrap();
+    for lane in 0..5_000 {
+        jobs.pause(lane);
+        jobs.push(lane, ()).unwrap();
+        jobs.push(lane, ()).unwrap();
+    }
+    assert!(jobs.drain(1_000 * MS).await);
+    assert_eq!(crowd.all.load(Ordering::SeqCst), 10_000);
+    assert_eq!(crowd.most.load(Ordering::SeqCst), 256);
 }
 
 #[tokio::test(start_paused = true)]
