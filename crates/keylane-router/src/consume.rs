@@ -38,6 +38,10 @@ use crate::unsettled::Counted;
 
 /// The most settlements sent to a source at once.
 const SETTLE_BATCH: usize = 1024;
+/// So many settlements are worth a call of their own: fewer wait for those that are about to come.
+const WORTH_A_CALL: usize = 32;
+/// How often others are let go first meanwhile.
+const TURNS: usize = 4;
 /// The most messages received at once: while a batch is taken apart it is in memory several times.
 const RECEIVE: usize = 2048;
 /// Where little of the window is free, this long is waited for more.
@@ -1181,15 +1185,34 @@ async fn next_settlements(
     settlements: &mut mpsc::UnboundedReceiver<Settled<BrokerId>>,
     waiting: &mut Vec<Settled<BrokerId>>,
 ) -> bool {
-    if waiting.is_empty() {
-        return settlements.recv_many(waiting, SETTLE_BATCH).await > 0;
+    if waiting.is_empty() && settlements.recv_many(waiting, SETTLE_BATCH).await == 0 {
+        return false;
     }
+    take_waiting(settlements, waiting);
+    // A call costs about the same for one as for many. Where nothing more comes, it waits for nobody.
+    for _ in 0..TURNS {
+        let before = waiting.len();
+        if before >= WORTH_A_CALL {
+            break;
+        }
+        tokio::task::yield_now().await;
+        take_waiting(settlements, waiting);
+        if waiting.len() == before {
+            break;
+        }
+    }
+    true
+}
+
+fn take_waiting(
+    settlements: &mut mpsc::UnboundedReceiver<Settled<BrokerId>>,
+    waiting: &mut Vec<Settled<BrokerId>>,
+) {
     while waiting.len() < SETTLE_BATCH
         && let Ok(settled) = settlements.try_recv()
     {
         waiting.push(settled);
     }
-    true
 }
 
 /// The oldest that fill whole calls, or all if they fill none: the rest goes with what comes next.
