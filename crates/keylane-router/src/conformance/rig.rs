@@ -131,6 +131,11 @@ impl Deref for Run {
     }
 }
 
+/// Why a case is left out whose fault cannot be had.
+pub(super) fn cannot_do(fault: Fault) -> String {
+    format!("its subject cannot do {fault:?}")
+}
+
 impl Rig {
     /// Leaves the case out unless the source has this.
     pub(super) fn needs(&self, has: bool, feature: &str) -> Result<(), End> {
@@ -144,7 +149,7 @@ impl Rig {
     pub(super) fn needs_faults(&self, faults: &[Fault]) -> Result<(), End> {
         match faults.iter().find(|fault| !self.subject.can(**fault)) {
             None => Ok(()),
-            Some(fault) => Err(End::Excluded(format!("its subject cannot do {fault:?}"))),
+            Some(fault) => Err(End::Excluded(cannot_do(*fault))),
         }
     }
 

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::time::{Duration, Instant};
 
 use super::cases::CASES;
-use super::rig::Rig;
-use super::subject::Subject;
+use super::rig::{Rig, cannot_do};
+use super::subject::{Fault, Subject};
 use crate::chance::Chance;
 
 /// A case that takes longer hangs.
@@ -38,7 +38,20 @@ pub(super) enum On {
     /// The real clock: what it does cannot be paused.
     RealClock,
     /// As `AnyClock`, while no other case uses the subject's broker: it is stopped.
-    OwnBroker,
+    StoppedBroker,
+    /// The same, and it is killed.
+    KilledBroker,
+}
+
+impl On {
+    /// What the case does to the broker that others use too.
+    fn to_the_broker(self) -> Option<Fault> {
+        match self {
+            Self::StoppedBroker => Some(Fault::Stop),
+            Self::KilledBroker => Some(Fault::Kill),
+            Self::AnyClock | Self::OneThread | Self::RealClock => None,
+        }
+    }
 }
 
 /// What a case saw when all was well.
@@ -83,6 +96,11 @@ pub fn run<S: Subject>(subject: S, name: &str) -> Verdict {
     let case = case.unwrap_or_else(|| panic!("no case is called `{name}`"));
     if let Some(why) = subject.absent() {
         return Verdict::Excluded(why);
+    }
+    let cannot = |fault: &Fault| !subject.can(*fault);
+    if let Some(fault) = case.on.to_the_broker().filter(cannot) {
+        // Before the others are waited for.
+        return Verdict::Excluded(cannot_do(fault));
     }
     let paused = subject.in_memory() && case.on != On::RealClock;
     // What is in memory is the case's own.
@@ -150,11 +168,11 @@ impl Turn {
             .entry(kind)
             .or_insert_with(|| Box::leak(Box::default()));
         drop(brokers);
-        match on {
-            On::OwnBroker => Self::Alone {
+        match on.to_the_broker() {
+            Some(_) => Self::Alone {
                 _held: broker.write().unwrap_or_else(PoisonError::into_inner),
             },
-            _ => Self::Shared {
+            None => Self::Shared {
                 _held: broker.read().unwrap_or_else(PoisonError::into_inner),
             },
         }

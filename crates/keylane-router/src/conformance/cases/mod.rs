@@ -84,9 +84,9 @@ cases! {
     #[doc = "connections cut while loans are renewed"]
     cuts::cut_while_renewing on AnyClock;
     #[doc = "the broker is stopped and started"]
-    cuts::broker_stopped_and_started on OwnBroker;
+    cuts::broker_stopped_and_started on StoppedBroker;
     #[doc = "the broker is killed and started"]
-    cuts::broker_killed on OwnBroker;
+    cuts::broker_killed on KilledBroker;
     #[doc = "the router is stopped under load: what runs ends, the next router finds the rest, nothing comes twice"]
     ends::router_drained on AnyClock;
     #[doc = "the router is killed under load, as a process: the next one finds everything and repeats no more than was under way"]
