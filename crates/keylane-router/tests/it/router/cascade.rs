@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use keylane_router::Router;
-use keylane_router::dispatch::handler_fn;
+use keylane_router::dispatch::{HttpDispatch, HttpOptions, handler_fn};
 use keylane_router::embedded::{Db, Options};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::plan::{Cascade, Plan};
-use keylane_router::testing::{Answer, Request};
+use keylane_router::testing::{Answer, Request, Target};
 use tokio::sync::Semaphore;
 
 use super::test_source::{Fed, Settled, test_source};
-use super::top::{Top, as_the_original, body, until};
+use super::top::{Gated, Top, as_the_original, body, until, with_patience};
 
 /// Fails the first request that `which` means, and no other.
 fn once(which: impl Fn(&Request) -> bool, answer: Answer) -> impl Fn(&Request) -> Answer {
@@ -66,21 +66,18 @@ async fn two_batches(plan: Plan) -> Vec<Settled> {
     let db = Db::open(folder.path(), Options::default()).unwrap();
     let (source, feeder) = test_source("t");
     let go = Arc::new(Semaphore::new(0));
-    let gate = go.clone();
-    let dispatch = handler_fn(move |message| {
-        let gate = gate.clone();
-        async move {
-            if &*message.id != "1" {
-                return Outcome::Delivered;
-            }
-            gate.acquire().await.unwrap().forget();
-            Outcome::Failed(Reason::default())
-        }
+    let target = Target::start(Gated {
+        go: go.clone(),
+        answer: |request: &Request| match request.path.as_str() {
+            "/1" => (Answer::status(500), true),
+            _ => (Answer::ok(), false),
+        },
     });
+    let target = target.await;
     let router = Router::builder()
-        .plan(plan)
+        .plan(with_patience(plan))
         .store(db.store())
-        .dispatch(dispatch)
+        .dispatch(HttpDispatch::new(HttpOptions::default()))
         .source("t", source.returning())
         .start()
         .await
@@ -88,7 +85,7 @@ async fn two_batches(plan: Plan) -> Vec<Settled> {
     let fed = |id: u64| Fed {
         id,
         key: Some("g"),
-        body: body("http://127.0.0.1:1/", &id.to_string()),
+        body: body(&target.url(&format!("/{id}")), &id.to_string()),
     };
     feeder.feed(vec![fed(1), fed(2)]);
     feeder.feed(vec![fed(3)]);

@@ -1,62 +1,67 @@
 //! FC-11 … FC-13: the same message again, equal ids, lost acks. R3, R4.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use keylane_router::Router;
-use keylane_router::dispatch::handler_fn;
+use keylane_router::dispatch::{HttpDispatch, HttpOptions};
 use keylane_router::embedded::{Db, NewMessage, Options};
-use keylane_router::outcome::Outcome;
 use keylane_router::plan::Keyless;
+use keylane_router::testing::{Answer, Request, Target, fixed};
 use tokio::sync::Semaphore;
 
 use super::test_source::{Fed, Feeder, Settled, test_source};
-use super::top::{Top, body, quick_plan, until};
-use keylane_router::testing::{Answer, fixed};
+use super::top::{Gated, Top, body, quick_plan, until, with_patience};
 
-/// A router on the test source that counts calls and lets them end when told to.
-struct Counted {
+/// A router on the test source, with a target that answers when it is told to.
+struct Told {
     _folder: tempfile::TempDir,
     router: Router,
     feeder: Feeder,
-    calls: Arc<AtomicUsize>,
+    target: Target,
     go: Arc<Semaphore>,
 }
 
-async fn counted() -> Counted {
+async fn told() -> Told {
     let folder = tempfile::tempdir().unwrap();
     let db = Db::open(folder.path(), Options::default()).unwrap();
     let (source, feeder) = test_source("t");
-    let (calls, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Semaphore::new(0)));
-    let (counted, gate) = (calls.clone(), go.clone());
-    let dispatch = handler_fn(move |_| {
-        let (counted, gate) = (counted.clone(), gate.clone());
-        async move {
-            counted.fetch_add(1, Ordering::SeqCst);
-            gate.acquire().await.unwrap().forget();
-            Outcome::Delivered
-        }
+    let go = Arc::new(Semaphore::new(0));
+    let target = Target::start(Gated {
+        go: go.clone(),
+        answer: |_: &Request| (Answer::ok(), true),
     });
+    let target = target.await;
     let builder = Router::builder()
-        .plan(quick_plan())
+        .plan(with_patience(quick_plan()))
         .store(db.store())
-        .dispatch(dispatch);
+        .dispatch(HttpDispatch::new(HttpOptions::default()));
     let router = builder.source("t", source).start().await.unwrap();
-    Counted {
+    Told {
         _folder: folder,
         router,
         feeder,
-        calls,
+        target,
         go,
     }
 }
 
-fn fed(id: u64) -> Fed<'static> {
-    Fed {
-        id,
-        key: Some("g"),
-        body: body("http://127.0.0.1:1/", &id.to_string()),
+impl Told {
+    fn calls(&self) -> usize {
+        self.target.recorder().requests().len()
+    }
+
+    fn fed(&self, id: u64) -> Fed<'static> {
+        Fed {
+            id,
+            key: Some("g"),
+            body: body(&self.target.url("/"), &id.to_string()),
+        }
+    }
+
+    fn feed(&self, id: u64) -> u64 {
+        self.feeder.feed(vec![self.fed(id)])
     }
 }
 
@@ -68,30 +73,30 @@ async fn redelivered(router: &Router, count: u64) {
 #[tokio::test]
 async fn fc_11_a_message_redelivered_while_it_runs_is_called_once_and_settled_by_its_newest_receipt()
  {
-    let top = counted().await;
-    top.feeder.feed(vec![fed(1)]);
-    until("it has gone on", || top.calls.load(Ordering::SeqCst) >= 1).await;
-    let newest = top.feeder.feed(vec![fed(1)]);
+    let top = told().await;
+    top.feed(1);
+    until("it has gone on", || top.calls() >= 1).await;
+    let newest = top.feed(1);
     redelivered(&top.router, 1).await;
     top.go.add_permits(10);
     assert_eq!(top.feeder.settled(1).await, [Settled::Acked(1, newest)]);
-    assert_eq!(top.calls.load(Ordering::SeqCst), 1);
+    assert_eq!(top.calls(), 1);
     top.router.stop(Duration::from_secs(1)).await;
 }
 
 #[tokio::test]
 async fn fc_13_an_ack_that_fails_is_tried_again_and_the_message_is_not_called_again() {
-    let top = counted().await;
+    let top = told().await;
     top.feeder.settler.failing_acks.store(2, Ordering::SeqCst);
     top.go.add_permits(10);
-    top.feeder.feed(vec![fed(1)]);
+    top.feed(1);
     until("it has gone on", || {
         top.feeder.settler.failing_acks.load(Ordering::SeqCst) != 2
     })
     .await;
-    let newest = top.feeder.feed(vec![fed(1)]);
+    let newest = top.feed(1);
     assert_eq!(top.feeder.settled(1).await, [Settled::Acked(1, newest)]);
-    assert_eq!(top.calls.load(Ordering::SeqCst), 1);
+    assert_eq!(top.calls(), 1);
     assert!(
         top.router.problems().is_empty(),
         "{:?}",
@@ -101,17 +106,17 @@ async fn fc_13_an_ack_that_fails_is_tried_again_and_the_message_is_not_called_ag
 
 #[tokio::test]
 async fn r15_nothing_is_acked_at_a_stop_whose_predecessor_could_not_be() {
-    let top = counted().await;
+    let top = told().await;
     top.feeder.settler.never_acked.lock().unwrap().insert(1);
     top.go.add_permits(1);
-    top.feeder.feed(vec![fed(1), fed(2)]);
+    top.feeder.feed(vec![top.fed(1), top.fed(2)]);
     until("the first ack has failed", || {
         !top.router.problems().is_empty()
     })
     .await;
     top.go.add_permits(1);
     until("the second was delivered", || {
-        top.go.available_permits() == 0 && top.calls.load(Ordering::SeqCst) == 2
+        top.go.available_permits() == 0 && top.calls() == 2
     })
     .await;
     top.router.stop(Duration::from_secs(1)).await;
@@ -122,13 +127,13 @@ async fn r15_nothing_is_acked_at_a_stop_whose_predecessor_could_not_be() {
 
 #[tokio::test]
 async fn fc_13_an_ack_lost_on_its_way_is_sent_again_without_a_second_call() {
-    let top = counted().await;
+    let top = told().await;
     top.go.add_permits(10);
-    top.feeder.feed(vec![fed(1)]);
+    top.feed(1);
     top.feeder.settled(1).await;
-    let again = top.feeder.feed(vec![fed(1)]);
+    let again = top.feed(1);
     assert_eq!(top.feeder.settled(2).await[1], Settled::Acked(1, again));
-    assert_eq!(top.calls.load(Ordering::SeqCst), 1);
+    assert_eq!(top.calls(), 1);
 }
 
 #[tokio::test]
@@ -216,9 +221,9 @@ async fn return_on_a_source_that_cannot_is_refused_at_start() {
 
 #[tokio::test]
 async fn r15_acks_of_a_lane_are_sent_in_lane_order() {
-    let top = counted().await;
+    let top = told().await;
     top.go.add_permits(100);
-    top.feeder.feed((1..=50).map(fed).collect());
+    top.feeder.feed((1..=50).map(|id| top.fed(id)).collect());
     let settled = top.feeder.settled(50).await;
     let expected: Vec<Settled> = (1..=50).map(|id| Settled::Acked(id, id)).collect();
     assert_eq!(settled, expected);

@@ -1,6 +1,8 @@
 //! A router on a fresh embedded queue, with a recording target in front of it.
 
+use std::future::Future;
 use std::num::NonZeroUsize;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,6 +15,8 @@ use keylane_router::history::{self, By, Event, EventKind, Recorder};
 use keylane_router::message::Key;
 use keylane_router::plan::{Keyless, Plan, PoolPlan, SourcePlan};
 use keylane_router::testing::{Answer, Behaviour, Request, Target};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 /// Everything of one test; the folder goes with it.
 pub(crate) struct Top {
@@ -50,6 +54,35 @@ pub(crate) fn quick_plan() -> Plan {
     plan.breaker.failures = 0.0;
     plan.pools.insert("default".into(), pool);
     plan
+}
+
+/// As that, with a target that may take its time.
+pub(crate) fn with_patience(mut plan: Plan) -> Plan {
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.timeout.first_byte = Duration::from_secs(60);
+    pool.timeout.total = Duration::from_secs(60);
+    plan
+}
+
+/// A target that answers some requests only when they are let through.
+pub(crate) struct Gated<F> {
+    pub(crate) go: Arc<Semaphore>,
+    /// The answer, and whether it waits.
+    pub(crate) answer: F,
+}
+
+impl<F: Fn(&Request) -> (Answer, bool) + Send + Sync + 'static> Behaviour for Gated<F> {
+    fn answer(&self, request: &Request) -> Answer {
+        match (self.answer)(request) {
+            (answer, true) => answer.after(Duration::ZERO),
+            (answer, false) => answer,
+        }
+    }
+
+    fn wait(&self, _: Instant) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let go = self.go.clone();
+        Box::pin(async move { go.acquire().await.unwrap().forget() })
+    }
 }
 
 /// The original's rule: fail once, give back.
