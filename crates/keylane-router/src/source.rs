@@ -20,6 +20,12 @@ pub trait Source: Send + 'static {
     /// What this source can and cannot do.
     fn features(&self) -> Features;
 
+    /// The queue (or topic) that is read, as its broker calls it: what spans say of it. `None`
+    /// where that is the source's name. Asked once, when the source is added.
+    fn destination(&self) -> Option<Arc<str>> {
+        None
+    }
+
     /// Waits for messages and takes at most `room` of them, in the source's order.
     ///
     /// Cancel-safe: a dropped `receive` loses nothing, what it had taken comes again.

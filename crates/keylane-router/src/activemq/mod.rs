@@ -168,6 +168,10 @@ impl Source for ActiveMqSource {
         self.features.clone()
     }
 
+    fn destination(&self) -> Option<Arc<str>> {
+        Some(self.connector.options.queue.as_str().into())
+    }
+
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
         let Some(link) = self.link.clone() else {
             let connected = self.connect().await;

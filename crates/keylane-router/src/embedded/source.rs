@@ -180,6 +180,10 @@ impl Source for EmbeddedSource {
         DECLARED.features
     }
 
+    fn destination(&self) -> Option<Arc<str>> {
+        Some(self.queue.name.clone())
+    }
+
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
         loop {
             self.wait().await;

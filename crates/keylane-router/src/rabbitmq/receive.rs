@@ -352,6 +352,10 @@ impl Source for RabbitmqSource {
         super::features(&self.options)
     }
 
+    fn destination(&self) -> Option<Arc<str>> {
+        Some(self.options.queue.as_str().into())
+    }
+
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
         self.wait().await?;
         // No await from here on: what is taken is handed out.

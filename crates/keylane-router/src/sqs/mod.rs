@@ -284,6 +284,10 @@ impl Source for SqsSource {
         self.api.options.features()
     }
 
+    fn destination(&self) -> Option<Arc<str>> {
+        Some(self.api.options.queue_name().into())
+    }
+
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
         while self.returning.try_join_next().is_some() {}
         self.look().await?;

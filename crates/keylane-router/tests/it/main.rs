@@ -17,6 +17,7 @@ mod parse;
 mod rabbitmq;
 #[cfg(feature = "embedded")]
 mod router;
+mod spans;
 #[cfg(feature = "sqs")]
 mod sqs;
 

@@ -22,6 +22,7 @@ mod rounds;
 mod side_by_side;
 mod skip;
 mod soak;
+mod spans;
 mod spill;
 mod spill_crash;
 mod stop;
