@@ -294,7 +294,8 @@ impl Pool {
             .name(name.clone())
             .shared_permits(permits)
             .lane_concurrency_by(move |lane| lane_concurrency(&current(&by_concurrency), lane))
-            .per_key_rate_by(move |lane| key_rate(&current(&by_rate), lane));
+            .per_key_rate_by(move |lane| key_rate(&current(&by_rate), lane))
+            .maybe_tenant_by(|lane| lane.tenant().cloned());
         builder = with_limits(builder, &limits);
         let executor = builder
             .build_with(attempts)

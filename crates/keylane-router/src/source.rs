@@ -143,6 +143,9 @@ pub struct Received<R> {
     pub identity: Identity,
     /// The broker's own ordering key, when it has one. Wins over the body's.
     pub key: Option<Key>,
+    /// Whose it is, where the broker says so: tenants take turns in their pool, however many
+    /// messages each has there. Wins over the body's. All of a key are of one.
+    pub tenant: Option<Arc<str>>,
     /// Where the message is in its queue: grows within a key, and is the same when the message
     /// comes again. Looked at only with [`Features::positions`]; without one a message is not
     /// watched.

@@ -132,6 +132,7 @@ impl ActiveMqSource {
                 id: lent.id.clone(),
             },
             key: lent.key.clone(),
+            tenant: None,
             position: None,
             batch: BatchId(self.batches),
             body: lent.body.clone(),

@@ -353,6 +353,7 @@ impl<S: Source> Source for Watched<S> {
             Received {
                 identity: received.identity,
                 key: received.key,
+                tenant: received.tenant,
                 position: received.position,
                 batch: received.batch,
                 body: received.body,

@@ -159,6 +159,7 @@ impl EmbeddedSource {
             .map(|message| Received {
                 identity: self.identity(message.seq),
                 key: message.key,
+                tenant: None,
                 position: Some(message.seq),
                 batch,
                 body: message.body,

@@ -264,6 +264,7 @@ impl RabbitmqSource {
                     id: self.names.name(&self.name, &delivery, which),
                 },
                 key: key(&self.options, &delivery),
+                tenant: None,
                 position: None,
                 batch: BatchId(self.batches),
                 headers: headers(&delivery),

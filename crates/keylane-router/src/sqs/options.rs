@@ -52,7 +52,7 @@ pub struct Credentials {
 /// What the group id of a standard queue's message means. That of a FIFO queue is the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyFrom {
-    /// Nothing: messages run side by side.
+    /// The tenant: messages run side by side, and groups take turns.
     #[default]
     None,
     /// The key: lanes in the order of arrival, which SQS does not promise to be the order of

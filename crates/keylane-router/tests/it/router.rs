@@ -29,6 +29,7 @@ mod stop;
 #[cfg(target_os = "linux")]
 mod stopped;
 mod store_trouble;
+mod tenants;
 mod test_source;
 pub(crate) mod top;
 mod watch;
