@@ -102,6 +102,7 @@ impl ShelfSource {
                 id: BrokerId::Sequence(*seq),
             },
             key: key.clone(),
+            tenant: None,
             position: Some(*seq),
             batch,
             body: body.clone(),

@@ -19,7 +19,7 @@ use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement, SourceE
 use crate::fault;
 use crate::health::Trouble;
 use crate::jitter;
-use crate::lane::{LaneId, any_source};
+use crate::lane::{LaneId, Owner, any_source};
 use crate::lease::{Book, Lease, Lost, Terms};
 use crate::map::Map;
 use crate::message::{BrokerId, Key, Message};
@@ -184,6 +184,7 @@ pub(crate) fn start<S: Source>(
         counters: HashMap::new(),
         one_pool: features.key_lock.then(OnePool::default),
         target: "".into(),
+        owners: [name.clone(), any_source()].map(|source| Owner::new(source, None)),
     };
     let no_more = takes_no_more.clone();
     tasks.spawn(async move {
@@ -593,6 +594,8 @@ struct Consume<S: Source> {
     one_pool: Option<OnePool>,
     /// The last message's: most have the same, and it is kept once for them.
     target: Arc<str>,
+    /// Of lanes that are nobody's, of this source and of all.
+    owners: [Arc<Owner>; 2],
 }
 
 impl<S: Source> Consume<S> {
@@ -754,8 +757,12 @@ impl<S: Source> Consume<S> {
         } else {
             self.target = message.target.clone();
         }
+        if received.tenant.is_some() {
+            message.tenant = received.tenant.clone();
+        }
         let key = message.key.clone();
-        let lane_of = |scope| self.lane(scope, key.as_ref(), &received.identity.id);
+        let (id, given) = (&received.identity.id, received.tenant.as_ref());
+        let lane_of = |scope| self.lane(scope, &message, id, given);
         let code = message.pool.as_ref();
         let (pool, lane) = self
             .router
@@ -816,15 +823,21 @@ impl<S: Source> Consume<S> {
         }
     }
 
-    fn lane(&self, scope: LaneScope, key: Option<&Key>, id: &BrokerId) -> LaneId {
-        let source = match scope {
-            LaneScope::Source => self.name.clone(),
-            LaneScope::Pool => any_source(),
-        };
+    /// The lane of a message, and whose it is: the tenant that its source gave it, if any.
+    fn lane(
+        &self,
+        scope: LaneScope,
+        message: &Message,
+        id: &BrokerId,
+        given: Option<&Arc<str>>,
+    ) -> LaneId {
         // One worker takes one message after the other.
+        let key = message.key.as_ref();
         let key = key.filter(|_| self.plan.workers != Some(NonZeroUsize::MIN));
         if let Some(key) = key {
-            return LaneId::key_of(source, key.clone());
+            // Not the publisher's tenant: a lane is of one, and he may name several for a key.
+            let owner = self.owner(scope, given);
+            return LaneId::key_of(owner, key.clone());
         }
         let serial = match self.plan.keyless {
             _ if self.plan.workers == Some(NonZeroUsize::MIN) => true,
@@ -832,9 +845,21 @@ impl<S: Source> Consume<S> {
             None => self.features.keyless_serial,
         };
         if serial {
-            LaneId::keyless(source)
+            LaneId::keyless(self.owner(scope, None))
         } else {
-            LaneId::alone(source, id.clone())
+            let owner = self.owner(scope, given.or(message.tenant.as_ref()));
+            LaneId::alone(owner, id.clone())
+        }
+    }
+
+    fn owner(&self, scope: LaneScope, tenant: Option<&Arc<str>>) -> Arc<Owner> {
+        let nobody = match scope {
+            LaneScope::Source => &self.owners[0],
+            LaneScope::Pool => &self.owners[1],
+        };
+        match tenant {
+            Some(tenant) => Owner::new(nobody.source().clone(), Some(tenant.clone())),
+            None => nobody.clone(),
         }
     }
 
@@ -951,10 +976,10 @@ impl<S: Source> Consume<S> {
         if pool.has(&delivery.lane) {
             return pool.clone();
         }
-        let key = delivery.message.key.clone();
-        let id = delivery.identity.id.clone();
-        let lane_of = |scope| self.lane(scope, key.as_ref(), &id);
-        let code = delivery.message.pool.as_ref();
+        let (message, id) = (&delivery.message, &delivery.identity.id);
+        let given = delivery.lane.tenant();
+        let lane_of = |scope| self.lane(scope, message, id, given);
+        let code = message.pool.as_ref();
         let (pool, lane) = self
             .router
             .routes

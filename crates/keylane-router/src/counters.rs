@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+
+pub use crate::error_type::ErrorType;
 
 /// The upper bounds of the histograms' buckets, in seconds.
 const BOUNDS: [f64; 12] = [
@@ -58,6 +60,46 @@ impl Histogram {
     }
 }
 
+/// Calls of targets of one class: how many there were and how long they took, by what went wrong.
+#[derive(Debug)]
+pub struct Calls {
+    delivered: OnceLock<Box<Histogram>>,
+    /// By the place of their word in the list. Most words never happen: nothing is there for them.
+    failed: [OnceLock<Box<Histogram>>; ErrorType::COUNT],
+}
+
+impl Default for Calls {
+    fn default() -> Self {
+        Self {
+            delivered: OnceLock::new(),
+            failed: std::array::from_fn(|_| OnceLock::new()),
+        }
+    }
+}
+
+impl Calls {
+    /// One took this long, and went wrong like this or not at all.
+    pub(crate) fn note(&self, error: Option<ErrorType>, took: Duration) {
+        let place = match error {
+            Some(error) => &self.failed[error.index()],
+            None => &self.delivered,
+        };
+        place.get_or_init(Box::default).note(took);
+    }
+
+    /// How many there were.
+    pub fn get(&self) -> u64 {
+        self.by_error().map(|(_, took)| took.count()).sum()
+    }
+
+    /// How long they took, by what went wrong; only what happened.
+    pub fn by_error(&self) -> impl Iterator<Item = (Option<ErrorType>, &Histogram)> {
+        let failed = ErrorType::all().map(|error| (Some(error), &self.failed[error.index()]));
+        let all = std::iter::once((None, &self.delivered)).chain(failed);
+        all.filter_map(|(error, took)| Some((error, &**took.get()?)))
+    }
+}
+
 /// What happened to the messages of one source in one pool.
 #[derive(Debug, Default)]
 #[allow(missing_docs, reason = "each is what its name says")]
@@ -74,13 +116,12 @@ pub struct Counters {
     pub lost_leases: Counter,
     /// Acks and returns that came after the lease had ended: their messages come again.
     pub late_settlements: Counter,
-    pub attempts_delivered: Counter,
-    pub attempts_not_yet: Counter,
-    pub attempts_busy: Counter,
-    pub attempts_failed: Counter,
-    pub attempts_refused: Counter,
-    pub attempts_cut: Counter,
-    pub attempt_seconds: Histogram,
+    pub attempts_delivered: Calls,
+    pub attempts_not_yet: Calls,
+    pub attempts_busy: Calls,
+    pub attempts_failed: Calls,
+    pub attempts_refused: Calls,
+    pub attempts_cut: Calls,
     pub wait_seconds: Histogram,
     /// First starts that came after a later one of their key, as far as was looked.
     pub ordering_violations: Counter,
@@ -136,7 +177,8 @@ impl Registry {
                 .iter()
                 .map(|(_, count)| count.get())
                 .sum();
-            left + counters.attempt_seconds.count() + counters.attempts_cut.get()
+            let called = counters.attempts();
+            left + called.iter().map(|(_, calls)| calls.get()).sum::<u64>()
         };
         of_pool.map(|(_, counters)| finished(counters)).sum()
     }
@@ -190,33 +232,24 @@ impl Registry {
         series(
             &mut out,
             "attempts_total",
-            "Calls of targets, by class of outcome.",
+            "Calls of targets, by class of outcome and what went wrong.",
             "counter",
         );
         for (labels, counters) in &all {
-            for (class, counter) in counters.attempts() {
-                line(
-                    &mut out,
-                    "attempts_total",
-                    labels,
-                    &format!(",class=\"{class}\""),
-                    counter.get(),
-                );
+            for (more, took) in counters.calls() {
+                line(&mut out, "attempts_total", labels, &more, took.count());
             }
         }
         series(
             &mut out,
             "attempt_seconds",
-            "How long calls took.",
+            "How long calls took, by class of outcome and what went wrong.",
             "histogram",
         );
         for (labels, counters) in &all {
-            histogram(
-                &mut out,
-                "attempt_seconds",
-                labels,
-                &counters.attempt_seconds,
-            );
+            for (more, took) in counters.calls() {
+                histogram(&mut out, "attempt_seconds", labels, &more, took);
+            }
         }
         series(
             &mut out,
@@ -225,7 +258,7 @@ impl Registry {
             "histogram",
         );
         for (labels, counters) in &all {
-            histogram(&mut out, "wait_seconds", labels, &counters.wait_seconds);
+            histogram(&mut out, "wait_seconds", labels, "", &counters.wait_seconds);
         }
         let name = "late_settlements_total";
         let help = "Acks and returns that came after their lease had ended.";
@@ -271,7 +304,7 @@ impl Counters {
     }
 
     /// Calls by class.
-    pub fn attempts(&self) -> [(&'static str, &Counter); 6] {
+    pub fn attempts(&self) -> [(&'static str, &Calls); 6] {
         [
             ("delivered", &self.attempts_delivered),
             ("not-yet", &self.attempts_not_yet),
@@ -280,6 +313,19 @@ impl Counters {
             ("refused", &self.attempts_refused),
             ("cut", &self.attempts_cut),
         ]
+    }
+
+    /// What happened of these, with its labels.
+    fn calls(&self) -> Vec<(String, &Histogram)> {
+        let mut labelled = Vec::new();
+        for (class, calls) in self.attempts() {
+            for (error, took) in calls.by_error() {
+                let error = error.map(|error| format!(",error_type=\"{}\"", error.as_str()));
+                let labels = format!(",class=\"{class}\"{}", error.unwrap_or_default());
+                labelled.push((labels, took));
+            }
+        }
+        labelled
     }
 }
 
@@ -311,7 +357,7 @@ fn line(out: &mut String, name: &str, (source, pool): &Labels, more: &str, value
     );
 }
 
-fn histogram(out: &mut String, name: &str, labels: &Labels, histogram: &Histogram) {
+fn histogram(out: &mut String, name: &str, labels: &Labels, more: &str, histogram: &Histogram) {
     let mut below = 0;
     for (bound, bucket) in BOUNDS.iter().zip(&histogram.buckets) {
         below += bucket.get();
@@ -319,7 +365,7 @@ fn histogram(out: &mut String, name: &str, labels: &Labels, histogram: &Histogra
             out,
             &format!("{name}_bucket"),
             labels,
-            &format!(",le=\"{bound}\""),
+            &format!("{more},le=\"{bound}\""),
             below,
         );
     }
@@ -328,15 +374,15 @@ fn histogram(out: &mut String, name: &str, labels: &Labels, histogram: &Histogra
         out,
         &format!("{name}_bucket"),
         labels,
-        ",le=\"+Inf\"",
+        &format!("{more},le=\"+Inf\""),
         count,
     );
-    line(out, &format!("{name}_count"), labels, "", count);
+    line(out, &format!("{name}_count"), labels, more, count);
     let seconds = histogram.nanos.get() as f64 / 1e9;
     let (source, pool) = (escape(&labels.0), escape(&labels.1));
     let _ = writeln!(
         out,
-        "keylane_{name}_sum{{source=\"{source}\",pool=\"{pool}\"}} {seconds}"
+        "keylane_{name}_sum{{source=\"{source}\",pool=\"{pool}\"{more}}} {seconds}"
     );
 }
 

@@ -28,11 +28,44 @@ struct Named {
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Lane {
     /// The lane of one key.
-    Key { source: Arc<str>, key: Key },
+    Key { owner: Arc<Owner>, key: Key },
     /// The one lane of all keyless messages.
-    Keyless { source: Arc<str> },
+    Keyless { owner: Arc<Owner> },
     /// A lane of its own: a keyless message among keyless messages that run side by side.
-    Alone { source: Arc<str>, id: BrokerId },
+    Alone { owner: Arc<Owner>, id: BrokerId },
+}
+
+/// Whose lanes they are. Apart, because many have the same.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    source: Arc<str>,
+    /// Whose turn it is when theirs comes. Stores do not know it: it is no part of what a lane is
+    /// known by, and a lane is of the tenant of whoever made it.
+    tenant: Option<Arc<str>>,
+}
+
+impl Owner {
+    pub(crate) fn new(source: Arc<str>, tenant: Option<Arc<str>>) -> Arc<Self> {
+        Arc::new(Self { source, tenant })
+    }
+
+    pub(crate) fn source(&self) -> &Arc<str> {
+        &self.source
+    }
+}
+
+impl PartialEq for Owner {
+    fn eq(&self, other: &Self) -> bool {
+        self.source == other.source
+    }
+}
+
+impl Eq for Owner {}
+
+impl Hash for Owner {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.source.hash(state);
+    }
 }
 
 impl PartialEq for LaneId {
@@ -62,18 +95,18 @@ impl LaneId {
     }
 
     /// The lane of one key.
-    pub(crate) fn key_of(source: Arc<str>, key: Key) -> Self {
-        Self::new(Lane::Key { source, key })
+    pub(crate) fn key_of(owner: Arc<Owner>, key: Key) -> Self {
+        Self::new(Lane::Key { owner, key })
     }
 
     /// The one lane of all keyless messages.
-    pub(crate) fn keyless(source: Arc<str>) -> Self {
-        Self::new(Lane::Keyless { source })
+    pub(crate) fn keyless(owner: Arc<Owner>) -> Self {
+        Self::new(Lane::Keyless { owner })
     }
 
     /// A lane of its own: a keyless message among keyless messages that run side by side.
-    pub(crate) fn alone(source: Arc<str>, id: BrokerId) -> Self {
-        Self::new(Lane::Alone { source, id })
+    pub(crate) fn alone(owner: Arc<Owner>, id: BrokerId) -> Self {
+        Self::new(Lane::Alone { owner, id })
     }
 
     /// Whether it is one message's own.
@@ -81,12 +114,19 @@ impl LaneId {
         matches!(self.0.lane, Lane::Alone { .. })
     }
 
-    pub(crate) fn source(&self) -> &Arc<str> {
+    fn owner(&self) -> &Owner {
         match &self.0.lane {
-            Lane::Key { source, .. } | Lane::Keyless { source } | Lane::Alone { source, .. } => {
-                source
-            }
+            Lane::Key { owner, .. } | Lane::Keyless { owner } | Lane::Alone { owner, .. } => owner,
         }
+    }
+
+    pub(crate) fn source(&self) -> &Arc<str> {
+        self.owner().source()
+    }
+
+    /// Whose turns it takes part in, if it is anybody's.
+    pub(crate) fn tenant(&self) -> Option<&Arc<str>> {
+        self.owner().tenant.as_ref()
     }
 
     /// Whether lanes of this name are shared by sources.
@@ -124,11 +164,11 @@ impl LaneId {
 
     /// The lane a store's name means.
     pub(crate) fn of(name: &LaneName) -> Self {
-        let source = name.source.clone();
+        let owner = Owner::new(name.source.clone(), None);
         match (&name.key, &name.alone) {
-            (Some(key), _) => Self::key_of(source, key.clone()),
-            (None, Some(id)) => Self::alone(source, id.clone()),
-            (None, None) => Self::keyless(source),
+            (Some(key), _) => Self::key_of(owner, key.clone()),
+            (None, Some(id)) => Self::alone(owner, id.clone()),
+            (None, None) => Self::keyless(owner),
         }
     }
 }
@@ -136,4 +176,29 @@ impl LaneId {
 /// The source part of lanes that all sources share.
 pub(crate) fn any_source() -> Arc<str> {
     ANY_SOURCE.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There may be very many: a tenant costs them nothing.
+    #[test]
+    fn a_lane_is_small() {
+        assert!(size_of::<Named>() <= 40, "{}", size_of::<Named>());
+    }
+
+    #[test]
+    fn a_lane_is_the_same_lane_whoever_it_is_of() {
+        let id = BrokerId::Sequence(7);
+        let of = Owner::new("s".into(), Some("t".into()));
+        let lane = LaneId::alone(of.clone(), id.clone());
+        assert_eq!(lane.tenant().map(|tenant| &**tenant), Some("t"));
+        let stored = LaneId::of(&lane.name(&"p".into()));
+        assert_eq!(stored, lane);
+        assert_eq!(stored.0.hash, lane.0.hash);
+        assert_eq!(stored.tenant(), None);
+        let other = Owner::new("other".into(), Some("t".into()));
+        assert_ne!(LaneId::alone(other, id), lane);
+    }
 }

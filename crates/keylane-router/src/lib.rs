@@ -15,6 +15,7 @@ mod delivery;
 pub mod dispatch;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+mod error_type;
 mod fault;
 mod feed;
 mod gone_back;
@@ -50,6 +51,7 @@ pub mod store;
 mod store_trouble;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod trace;
 mod unsettled;
 mod verbs;
 mod waits;

@@ -91,7 +91,7 @@ pub struct Message {
     pub mediation_type: Arc<str>,
     /// Sent as `Authorization: Bearer …` when given. Never logged.
     pub auth_token: Option<Arc<str>>,
-    /// The tenant for fairness, when the publisher names one.
+    /// The tenant for fairness, when the broker or the publisher names one.
     pub tenant: Option<Arc<str>>,
     /// Exactly what the target gets as body.
     pub payload: Bytes,

@@ -21,6 +21,7 @@ use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
 use crate::delivery::{Delivery, Fate, Letter, Settlement, Wait};
 use crate::dispatch::{Attempt, DynDispatch};
+use crate::error_type::ErrorType;
 use crate::feed::Fed;
 use crate::gone_back::GoneBack;
 use crate::health::{Health, Trouble};
@@ -43,6 +44,7 @@ use crate::store::{
     AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
 };
 use crate::store_trouble::StoreTrouble;
+use crate::trace::{self, Described, Link};
 use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 use crate::watch;
@@ -78,6 +80,8 @@ pub(crate) struct Shared {
     pub(crate) audit: Audit,
     /// Where the router's part of a history is written down, if anywhere.
     pub(crate) history: Option<Arc<Recorder>>,
+    /// Whom spans are shown to, if anybody.
+    pub(crate) link: Option<Link>,
 }
 
 /// What a source can do when there is no room or no hope, and how much of it may run.
@@ -97,6 +101,8 @@ pub(crate) struct Ability {
     pub(crate) many: bool,
     /// What is done with its lanes that are over, where no pool says so.
     pub(crate) overflow: Overflow,
+    /// What spans say of it.
+    pub(crate) described: Described,
 }
 
 impl Shared {
@@ -155,6 +161,10 @@ impl Shared {
 
     fn workers(&self, source: &Arc<str>) -> Option<Arc<Workers>> {
         self.ability(source, |source| source.workers.clone())?
+    }
+
+    pub(crate) fn described(&self, source: &Arc<str>) -> Option<Described> {
+        self.ability(source, |source| source.described.clone())
     }
 
     fn rejects(&self, source: &Arc<str>) -> bool {
@@ -284,7 +294,8 @@ impl Pool {
             .name(name.clone())
             .shared_permits(permits)
             .lane_concurrency_by(move |lane| lane_concurrency(&current(&by_concurrency), lane))
-            .per_key_rate_by(move |lane| key_rate(&current(&by_rate), lane));
+            .per_key_rate_by(move |lane| key_rate(&current(&by_rate), lane))
+            .maybe_tenant_by(|lane| lane.tenant().cloned());
         builder = with_limits(builder, &limits);
         let executor = builder
             .build_with(attempts)
@@ -773,11 +784,7 @@ impl Attempts {
         };
         let run = self.runs.begin(slot, &delivery, doing);
         let reply = match delivery.fate.clone() {
-            Fate::Attempt => {
-                let span = self.span(&delivery, slot);
-                let attempt = self.attempt(delivery, lane, slot, &run);
-                attempt.instrument(span).await
-            }
+            Fate::Attempt => self.attempt(delivery, lane, slot, &run).await,
             Fate::Delivered => self.delivered(delivery).await,
             Fate::DeadLetter(letter) => {
                 let Letter { reason, text } = *letter;
@@ -870,12 +877,6 @@ impl Attempts {
         }
     }
 
-    fn span(&self, delivery: &Delivery, slot: usize) -> tracing::Span {
-        let pool = &*self.name;
-        let number = delivery.stay.failed + 1;
-        tracing::debug_span!("attempt", pool, slot, number, identity = %delivery.identity)
-    }
-
     /// Whether its source may run one more; if not, the lane is woken when it may.
     fn worker_is_free(&self, delivery: &Delivery) -> bool {
         let Some(workers) = self.shared.workers(&delivery.identity.source) else {
@@ -935,26 +936,36 @@ impl Attempts {
                 .wait_seconds
                 .note(delivery.received.elapsed());
         }
+        let span = trace::attempt(&self.shared, &self.name, slot, &delivery);
+        let called = self
+            .shared
+            .dispatch
+            .attempt_boxed(&delivery.message, &attempt);
         let started = Instant::now();
         let outcome = tokio::select! {
             biased;
-            outcome = contained(self.shared.dispatch.attempt_boxed(&delivery.message, &attempt)) => outcome,
+            outcome = contained(called).instrument(span.clone()) => outcome,
             () = self.shared.cut.cancelled() => {
                 drop(call);
                 if let Some(lent) = lent {
                     self.overflowing.take_back(&mut delivery, lent).await;
                 }
-                delivery.counters.attempts_cut.one();
+                let cut = ErrorType::cut();
+                trace::failed(&span, cut);
+                delivery.counters.attempts_cut.note(Some(cut), started.elapsed());
                 delivery.counted = None;
                 delivery.fate = Fate::Return;
                 return Reply::Flush { job: Some(delivery) };
             }
         };
-        delivery.counters.attempt_seconds.note(started.elapsed());
+        let error = ErrorType::of(&outcome);
+        count(&delivery, &outcome, error, started.elapsed());
+        if let Some(error) = error {
+            trace::failed(&span, error);
+        }
         if let Some(call) = call {
             call.end(Verdict::of(&outcome), Instant::now().into_std());
         }
-        count(&delivery, &outcome);
         if let Some(lent) = lent {
             self.overflowing.take_back(&mut delivery, lent).await;
         }
@@ -971,7 +982,7 @@ impl Attempts {
         }
         let head = self.head(&delivery, &lane);
         let next = process::judge(&plan, outcome, head);
-        self.follow(delivery, lane, next).await
+        self.follow(delivery, lane, next).instrument(span).await
     }
 
     /// Looks whether it is the turn of this message, by the positions of its source.
@@ -1533,15 +1544,16 @@ pub(crate) fn store_back_off(waits: u32) -> Duration {
     Duration::from_secs(seconds).min(STORE_BACK_OFF)
 }
 
-fn count(delivery: &Delivery, outcome: &Outcome) {
+fn count(delivery: &Delivery, outcome: &Outcome, error: Option<ErrorType>, took: Duration) {
     let counters = &delivery.counters;
-    match outcome {
-        Outcome::Delivered => counters.attempts_delivered.one(),
-        Outcome::NotYet { .. } => counters.attempts_not_yet.one(),
-        Outcome::Busy { .. } => counters.attempts_busy.one(),
-        Outcome::Failed(_) => counters.attempts_failed.one(),
-        Outcome::Refused(_) => counters.attempts_refused.one(),
-    }
+    let calls = match outcome {
+        Outcome::Delivered => &counters.attempts_delivered,
+        Outcome::NotYet { .. } => &counters.attempts_not_yet,
+        Outcome::Busy { .. } => &counters.attempts_busy,
+        Outcome::Failed(_) => &counters.attempts_failed,
+        Outcome::Refused(_) => &counters.attempts_refused,
+    };
+    calls.note(error, took);
 }
 
 /// What the router did by itself, as the audit log says it.

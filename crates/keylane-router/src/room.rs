@@ -175,12 +175,13 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::lane::Owner;
     use crate::message::Key;
 
     fn place(key: &str) -> Place {
         Place {
             pool: "p".into(),
-            lane: LaneId::key_of("s".into(), Key::from(key)),
+            lane: LaneId::key_of(Owner::new("s".into(), None), Key::from(key)),
         }
     }
 
@@ -217,7 +218,7 @@ mod tests {
         let mut room = room(4);
         let keyless = || Place {
             pool: "p".into(),
-            lane: LaneId::keyless("s".into()),
+            lane: LaneId::keyless(Owner::new("s".into(), None)),
         };
         for _ in 0..4 {
             room.add(keyless(), 10);

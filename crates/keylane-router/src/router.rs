@@ -18,7 +18,7 @@ use crate::health::{Health, Problem, Trouble};
 use crate::history::Recorder;
 use crate::lane::{LaneId, any_source};
 use crate::lease::{BootClock, LeaseClock};
-use crate::message::Identity;
+use crate::message::{Identity, Message};
 use crate::plan::{
     BreakerPlan, Envelope, Instances, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan,
 };
@@ -28,6 +28,7 @@ use crate::skips::Skips;
 use crate::source::{Features, Order, Source};
 use crate::store::{LaneName, Store, StoreError};
 use crate::store_trouble::StoreTrouble;
+use crate::trace::{Described, Link};
 use crate::waits::BreakerWaits;
 use crate::watch::{Alarm, Watchdog};
 use crate::workers::Workers;
@@ -80,6 +81,7 @@ pub struct Builder {
     dispatch: Option<Arc<dyn DynDispatch>>,
     history: Option<Arc<Recorder>>,
     lease_clock: Arc<dyn LeaseClock>,
+    link: Option<Link>,
     sources: Vec<StartSource>,
 }
 
@@ -158,6 +160,7 @@ impl Router {
             dispatch: None,
             history: None,
             lease_clock: Arc::new(BootClock),
+            link: None,
             sources: Vec::new(),
         }
     }
@@ -185,7 +188,10 @@ impl Router {
         {
             return Err(StartError::SourceTwice(name));
         }
-        self.inner.set_ability(&name, ability(&features, &plan));
+        let queue = source.destination().unwrap_or_else(|| name.clone());
+        let described = Described::new(features.kind, queue);
+        self.inner
+            .set_ability(&name, ability(&features, &plan, described));
         self.inner.dispatch.told_of(&name, &plan.kind);
         let consumer = consume::start(name.clone(), source, plan, self.inner.clone());
         consumers.insert(name.clone(), consumer);
@@ -415,6 +421,28 @@ impl Builder {
         self
     }
 
+    /// Shows each attempt's span with its message to this, if anybody listens to the span, before
+    /// it is entered: the place to make a span of the message's `traceparent` its parent.
+    /// `tracing` knows no parents of other processes; what exports spans does.
+    ///
+    /// ```
+    /// use keylane_router::Router;
+    ///
+    /// let builder = Router::builder().on_span(|span, message| {
+    ///     // With tracing-opentelemetry: `span.set_parent(propagator.extract(&carrier))`, the
+    ///     // carrier being the message's headers.
+    ///     let _ = (span, &message.headers);
+    /// });
+    /// # let _ = builder;
+    /// ```
+    pub fn on_span(
+        mut self,
+        link: impl Fn(&tracing::Span, &Message) + Send + Sync + 'static,
+    ) -> Self {
+        self.link = Some(Arc::new(link));
+        self
+    }
+
     /// A source under this name; its settings are the plan's of the same name, else the defaults.
     pub fn source<S: Source>(mut self, name: impl Into<Arc<str>>, source: S) -> Self {
         let name = name.into();
@@ -435,7 +463,14 @@ impl Builder {
         let dispatch = self.dispatch.unwrap_or_else(http);
         check_plan(&self.plan)?;
         let router = Router {
-            inner: Inner::new(self.plan, store, dispatch, self.history, self.lease_clock),
+            inner: Inner::new(
+                self.plan,
+                store,
+                dispatch,
+                self.history,
+                self.lease_clock,
+                self.link,
+            ),
         };
         router.inner.take_up().await?;
         let has_sources = !self.sources.is_empty();
@@ -539,7 +574,7 @@ fn no_spill(features: &Features, source: &SourcePlan) -> Option<&'static str> {
 }
 
 /// What a source can do; unset, a lane that is over goes back if it can, else to the store.
-fn ability(features: &Features, source: &SourcePlan) -> Ability {
+fn ability(features: &Features, source: &SourcePlan, described: Described) -> Ability {
     let returns = features.returns();
     let overflow = match no_spill(features, source) {
         _ if returns => Overflow::Return,
@@ -558,6 +593,7 @@ fn ability(features: &Features, source: &SourcePlan) -> Ability {
         spills: no_spill(features, source).is_none(),
         many: source.instances == Instances::Many,
         overflow,
+        described,
     }
 }
 
@@ -568,6 +604,7 @@ impl Inner {
         dispatch: Arc<dyn DynDispatch>,
         history: Option<Arc<Recorder>>,
         lease_clock: Arc<dyn LeaseClock>,
+        link: Option<Link>,
     ) -> Arc<Self> {
         let breaker = plan.breaker.clone();
         let waits = Arc::new(BreakerWaits::new(&breaker));
@@ -586,6 +623,7 @@ impl Inner {
             skips: Skips::default(),
             audit: Audit::default(),
             history,
+            link,
         });
         let permits = Permits::new(most_in_flight(&plan));
         let make = |(name, pool): (Arc<str>, PoolPlan)| {

@@ -20,6 +20,12 @@ pub trait Source: Send + 'static {
     /// What this source can and cannot do.
     fn features(&self) -> Features;
 
+    /// The queue (or topic) that is read, as its broker calls it: what spans say of it. `None`
+    /// where that is the source's name. Asked once, when the source is added.
+    fn destination(&self) -> Option<Arc<str>> {
+        None
+    }
+
     /// Waits for messages and takes at most `room` of them, in the source's order.
     ///
     /// Cancel-safe: a dropped `receive` loses nothing, what it had taken comes again.
@@ -137,6 +143,9 @@ pub struct Received<R> {
     pub identity: Identity,
     /// The broker's own ordering key, when it has one. Wins over the body's.
     pub key: Option<Key>,
+    /// Whose it is, where the broker says so: tenants take turns in their pool, however many
+    /// messages each has there. Wins over the body's. All of a key are of one.
+    pub tenant: Option<Arc<str>>,
     /// Where the message is in its queue: grows within a key, and is the same when the message
     /// comes again. Looked at only with [`Features::positions`]; without one a message is not
     /// watched.

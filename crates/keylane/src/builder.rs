@@ -183,10 +183,19 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
     /// Whose key it is. Tenants share the executor fairly, however many keys each has; the keys of
     /// a tenant take turns. Default: no tenants.
     pub fn tenant_by<T: Into<Arc<str>>>(
-        mut self,
+        self,
         by: impl Fn(&K) -> T + Send + Sync + 'static,
     ) -> Self {
-        self.rules.tenant_by = Some(Arc::new(move |key| by(key).into()));
+        self.maybe_tenant_by(move |key| Some(by(key).into()))
+    }
+
+    /// As [`tenant_by`](Self::tenant_by), where not every key is somebody's: those that are
+    /// nobody's share as one tenant does.
+    pub fn maybe_tenant_by(
+        mut self,
+        by: impl Fn(&K) -> Option<Arc<str>> + Send + Sync + 'static,
+    ) -> Self {
+        self.rules.tenant_by = Some(Arc::new(by));
         self
     }
 

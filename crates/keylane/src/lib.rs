@@ -53,6 +53,7 @@
 //! | [`per_key_rate_by`](Builder::per_key_rate_by) | none | the same by a function |
 //! | [`turn`](Builder::turn) | 1 | starts of a key before the next ready key's turn; *live* |
 //! | [`tenant_by`](Builder::tenant_by) | no tenants | whose key it is, for fair shares |
+//! | [`maybe_tenant_by`](Builder::maybe_tenant_by) | no tenants | the same, where not every key is somebody's |
 //! | [`weight_by`](Builder::weight_by) | 1 | a tenant's share |
 //! | [`resolve_once`](Builder::resolve_once) | false | keep what the functions said until the key is evicted |
 //! | [`shared_permits`](Builder::shared_permits) | none | a limit shared with other executors |

@@ -96,7 +96,7 @@ pub(crate) struct KeyRules<K> {
     pub(crate) in_flight_for: HashMap<K, usize>,
     pub(crate) queue_for: HashMap<K, usize>,
     pub(crate) rate_by: Option<ByKey<K, Option<Rate>>>,
-    pub(crate) tenant_by: Option<ByKey<K, Arc<str>>>,
+    pub(crate) tenant_by: Option<ByKey<K, Option<Arc<str>>>>,
     pub(crate) weight_by: Option<ByTenant>,
 }
 
@@ -132,7 +132,7 @@ impl<K: Hash + Eq> KeyRules<K> {
         let tenant = self
             .tenant_by
             .as_ref()
-            .and_then(|by| ask("tenant_by", || by(key), &report));
+            .and_then(|by| ask("tenant_by", || by(key), &report).flatten());
         let weight = match (&tenant, &self.weight_by) {
             (Some(tenant), Some(by)) => ask("weight_by", || by(tenant), &report).unwrap_or(1),
             _ => 1,

@@ -609,6 +609,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "router-knows-no-tenants",
+        invariant: "L7",
+        file: "crates/keylane-router/src/pool.rs",
+        find: "            .maybe_tenant_by(|lane| lane.tenant().cloned());\n",
+        replace: "            .maybe_tenant_by(|lane| lane.tenant().cloned().filter(|_| false));\n",
+        test: ROUTED,
+    },
+    Mutation {
         name: "held-rows-keep-the-bytes",
         invariant: "R9",
         file: "crates/keylane-router/src/pool.rs",

@@ -132,6 +132,7 @@ impl ActiveMqSource {
                 id: lent.id.clone(),
             },
             key: lent.key.clone(),
+            tenant: None,
             position: None,
             batch: BatchId(self.batches),
             body: lent.body.clone(),
@@ -166,6 +167,10 @@ impl Source for ActiveMqSource {
 
     fn features(&self) -> Features {
         self.features.clone()
+    }
+
+    fn destination(&self) -> Option<Arc<str>> {
+        Some(self.connector.options.queue.as_str().into())
     }
 
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {

@@ -329,6 +329,10 @@ impl<S: Source> Source for Watched<S> {
         self.inner.as_ref().expect(OPEN).features()
     }
 
+    fn destination(&self) -> Option<Arc<str>> {
+        self.inner.as_ref().expect(OPEN).destination()
+    }
+
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Self::Receipt>>, SourceError> {
         if let Some(what) = self.watch.step(Step::Receive) {
             what.await;
@@ -349,6 +353,7 @@ impl<S: Source> Source for Watched<S> {
             Received {
                 identity: received.identity,
                 key: received.key,
+                tenant: received.tenant,
                 position: received.position,
                 batch: received.batch,
                 body: received.body,

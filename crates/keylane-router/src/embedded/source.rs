@@ -159,6 +159,7 @@ impl EmbeddedSource {
             .map(|message| Received {
                 identity: self.identity(message.seq),
                 key: message.key,
+                tenant: None,
                 position: Some(message.seq),
                 batch,
                 body: message.body,
@@ -178,6 +179,10 @@ impl Source for EmbeddedSource {
 
     fn features(&self) -> Features {
         DECLARED.features
+    }
+
+    fn destination(&self) -> Option<Arc<str>> {
+        Some(self.queue.name.clone())
     }
 
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {

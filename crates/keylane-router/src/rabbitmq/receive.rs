@@ -264,6 +264,7 @@ impl RabbitmqSource {
                     id: self.names.name(&self.name, &delivery, which),
                 },
                 key: key(&self.options, &delivery),
+                tenant: None,
                 position: None,
                 batch: BatchId(self.batches),
                 headers: headers(&delivery),
@@ -350,6 +351,10 @@ impl Source for RabbitmqSource {
 
     fn features(&self) -> Features {
         super::features(&self.options)
+    }
+
+    fn destination(&self) -> Option<Arc<str>> {
+        Some(self.options.queue.as_str().into())
     }
 
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {

@@ -63,7 +63,7 @@ pub const STANDARD: Declared = Declared {
         ..FIFO.features
     },
     key_from: "none; with `key = \"group-id\"` the `MessageGroupId`",
-    why_not_more: "SQS promises no order on a standard queue, and no message only once. Messages run side by side; with `key = \"group-id\"` those of a group run one after the other as they arrive.",
+    why_not_more: "SQS promises no order on a standard queue, and no message only once. Messages run side by side, and their groups take turns; with `key = \"group-id\"` those of a group run one after the other as they arrive.",
 };
 
 /// An option that cannot be.
@@ -221,7 +221,10 @@ impl SqsSource {
     fn received(&self, message: Message, batch: BatchId) -> Received<Receipt> {
         let mut attributes = message.attributes.unwrap_or_default();
         let group = attributes.remove(&MessageSystemAttributeName::MessageGroupId);
-        let key = group.map(Key::new).filter(|_| self.has_keys());
+        let (key, tenant) = match (group, self.has_keys()) {
+            (Some(group), true) => (Some(Key::new(group)), None),
+            (group, _) => (None, group.map(Arc::from)),
+        };
         let trace = attributes.remove(&MessageSystemAttributeName::AwsTraceHeader);
         let trace = trace.map(|trace| (Arc::from("x-amzn-trace-id"), Arc::from(trace)));
         let texts = message.message_attributes.unwrap_or_default();
@@ -244,6 +247,7 @@ impl SqsSource {
                 key: key.clone(),
             },
             key,
+            tenant,
         }
     }
 
@@ -282,6 +286,10 @@ impl Source for SqsSource {
 
     fn features(&self) -> Features {
         self.api.options.features()
+    }
+
+    fn destination(&self) -> Option<Arc<str>> {
+        Some(self.api.options.queue_name().into())
     }
 
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {

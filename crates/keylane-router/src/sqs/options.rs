@@ -52,7 +52,7 @@ pub struct Credentials {
 /// What the group id of a standard queue's message means. That of a FIFO queue is the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KeyFrom {
-    /// Nothing: messages run side by side.
+    /// The tenant: messages run side by side, and groups take turns.
     #[default]
     None,
     /// The key: lanes in the order of arrival, which SQS does not promise to be the order of
@@ -75,6 +75,11 @@ impl Options {
             key: KeyFrom::None,
             accept_redrive: false,
         }
+    }
+
+    /// The queue's name, also where its URL was given, which ends in it.
+    pub fn queue_name(&self) -> &str {
+        self.queue.rsplit('/').next().unwrap_or(&self.queue)
     }
 
     /// Whether the queue is a FIFO queue: SQS tells them by their names.
@@ -195,6 +200,14 @@ mod tests {
         assert_eq!(wrong(|o| o.visibility_timeout = seconds(20)), ["wait_time"]);
         let by_group = |o: &mut Options| (o.queue, o.key) = ("q.fifo".into(), KeyFrom::GroupId);
         assert_eq!(wrong(by_group), ["key"]);
+    }
+
+    #[test]
+    fn a_queue_has_a_name_whether_its_url_or_its_name_was_given() {
+        let name = |queue: &str| Options::new(queue).queue_name().to_owned();
+        assert_eq!(name("orders.fifo"), "orders.fifo");
+        let url = "https://sqs.eu-central-1.amazonaws.com/123456789012/orders";
+        assert_eq!(name(url), "orders");
     }
 
     #[test]

@@ -21,6 +21,8 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties};
 
+use super::spans::{PARENT, Spans, TRACE, assert_is_of};
+
 /// A queue's name of its own, and a channel to make, fill and delete it with.
 struct Here {
     url: String,
@@ -72,11 +74,27 @@ impl Here {
     }
 
     async fn publish(&self, exchange: &str, routing_key: &str, key: &str, body: String) {
+        let headers = [("x-group-id", key)];
+        self.publish_with(exchange, routing_key, &headers, body)
+            .await;
+    }
+
+    /// Answers the id that it gave the message.
+    async fn publish_with(
+        &self,
+        exchange: &str,
+        routing_key: &str,
+        with: &[(&str, &str)],
+        body: String,
+    ) -> String {
         let mut headers = FieldTable::default();
-        headers.insert("x-group-id".into(), AMQPValue::LongString(key.into()));
+        for (name, value) in with {
+            headers.insert((*name).into(), AMQPValue::LongString((*value).into()));
+        }
+        let id = uuid::Uuid::now_v7().to_string();
         let properties = BasicProperties::default()
             .with_headers(headers)
-            .with_message_id(uuid::Uuid::now_v7().to_string().into())
+            .with_message_id(id.as_str().into())
             .with_delivery_mode(2);
         let options = BasicPublishOptions::default();
         let (exchange, routing_key) = (exchange.into(), routing_key.into());
@@ -84,6 +102,7 @@ impl Here {
             self.channel
                 .basic_publish(exchange, routing_key, options, body.as_bytes(), properties);
         sent.await.unwrap().await.unwrap();
+        id
     }
 
     async fn delete(&self, queues: &[String]) {
@@ -413,6 +432,51 @@ async fn gb_49_to_51_a_handler_that_panics_fails_its_own_message_only() {
     for here in [&here, &beside] {
         here.delete(std::slice::from_ref(&here.name)).await;
     }
+}
+
+#[tokio::test]
+async fn gb_56_a_delivery_is_a_span_with_its_queue_its_id_and_its_traceparent() {
+    let Some(here) = Here::new().await else {
+        return;
+    };
+    here.declare(&[]).await;
+    let (spans, _guard) = Spans::start();
+    let mut plan = Plan::default();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.retry.initial = Duration::from_millis(1);
+    let calls = Arc::new(Mutex::new(0));
+    let counted = calls.clone();
+    let router = router(plan, move |_| {
+        let mut calls = counted.lock().unwrap();
+        *calls += 1;
+        let outcome = match *calls {
+            1 => Outcome::Failed(Reason {
+                class: "timeout".into(),
+                ..Reason::default()
+            }),
+            _ => Outcome::Delivered,
+        };
+        async move { outcome }
+    })
+    .await;
+    add(&router, here.options());
+    let traceparent = format!("00-{TRACE}-{PARENT}-01");
+    let headers = [("x-group-id", "k"), ("traceparent", &*traceparent)];
+    let sent = here.publish_with("", &here.name, &headers, "body".to_owned());
+    let id = sent.await;
+    super::eventually(|| *calls.lock().unwrap() == 2).await;
+    router.stop(Duration::from_secs(5)).await;
+
+    let spans = spans.of(&id);
+    assert_eq!(spans.len(), 2, "{spans:?}");
+    for span in &spans {
+        assert_is_of(span, "rabbitmq", &here.name);
+        assert_eq!(span["trace_id"], TRACE);
+        assert_eq!(span["parent_span_id"], PARENT);
+    }
+    assert_eq!(spans[0]["error.type"], "timeout");
+    assert!(!spans[1].contains_key("error.type"), "{spans:?}");
+    here.delete(std::slice::from_ref(&here.name)).await;
 }
 
 /// Nothing that was on its way is dropped: each of the eight is handled once.

@@ -22,12 +22,14 @@ mod rounds;
 mod side_by_side;
 mod skip;
 mod soak;
+mod spans;
 mod spill;
 mod spill_crash;
 mod stop;
 #[cfg(target_os = "linux")]
 mod stopped;
 mod store_trouble;
+mod tenants;
 mod test_source;
 pub(crate) mod top;
 mod watch;

@@ -2,7 +2,9 @@
 
 pub(crate) mod front;
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use keylane_router::Router;
@@ -10,11 +12,12 @@ use keylane_router::conformance::{MemoryStore, share};
 use keylane_router::dispatch::handler_fn;
 use keylane_router::message::Key;
 use keylane_router::outcome::Outcome;
-use keylane_router::plan::{Envelope, SourcePlan};
+use keylane_router::plan::{Envelope, Plan, SourcePlan};
 use keylane_router::source::{Received, Room, SettleError, Settler, Source, SourceError};
 use keylane_router::sqs::{Credentials, Options, Receipt, SqsSource};
 use keylane_router::testing::Proxy;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use front::{Front, Reply, Sqs};
 
@@ -560,4 +563,51 @@ async fn what_there_is_no_room_for_goes_back_with_its_group() {
     let given_back = settler.give_back(receipts(&first), Duration::ZERO);
     assert!(given_back.await.iter().all(Result::is_ok));
     assert_eq!(bodies(&receive(&mut source, 4).await), ["0", "1", "2", "3"]);
+}
+
+/// The group id of a standard queue is no key: it says whose turn it is.
+#[tokio::test]
+async fn groups_of_a_standard_queue_take_turns_side_by_side() {
+    let _shared = share("sqs");
+    let stand = stand!("", {});
+    let groups = [vec!["a"; 40], vec!["b"; 4]].concat();
+    stand.send(&groups).await;
+    let started = Arc::new(Mutex::new(String::new()));
+    let may_go = Arc::new(Semaphore::new(0));
+    let (noted, gate) = (started.clone(), may_go.clone());
+    let dispatch = handler_fn(move |message| {
+        assert_eq!(message.key, None);
+        let group = message.tenant.clone().expect("it has a group id");
+        noted.lock().unwrap().push_str(&group);
+        let gate = gate.clone();
+        async move {
+            let _ = gate.acquire().await.unwrap();
+            Outcome::Delivered
+        }
+    });
+    let mut plan = Plan::default();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.concurrency = Some(NonZeroUsize::MIN);
+    let router = Router::builder()
+        .plan(plan)
+        .store(MemoryStore::default())
+        .dispatch(dispatch)
+        .start()
+        .await
+        .unwrap();
+    let envelope = Envelope::Raw {
+        pool: "default".into(),
+        target: "".into(),
+    };
+    let source_plan = SourcePlan {
+        envelope,
+        ..SourcePlan::custom()
+    };
+    router.add_source("s", stand.source(), source_plan).unwrap();
+    super::eventually(|| router.pools()[0].queued == groups.len() - 1).await;
+    may_go.add_permits(1);
+    super::eventually(|| started.lock().unwrap().len() == groups.len()).await;
+    router.stop(Duration::from_secs(5)).await;
+    let started = started.lock().unwrap().clone();
+    assert!(super::took_turns(&started, 4), "{started}");
 }

@@ -161,6 +161,7 @@ impl Endless {
                 id: BrokerId::Sequence(n),
             },
             key: Some(Key::new(key)),
+            tenant: None,
             position: Some(n),
             batch: BatchId(n),
             body: body.into(),

@@ -108,6 +108,7 @@ fn message(url: &str, id: u64, batch: u64) -> Received<u64> {
             id: BrokerId::Sequence(id),
         },
         key: Some(Key::from("g")),
+        tenant: None,
         position: None,
         batch: BatchId(batch),
         body: body.into(),

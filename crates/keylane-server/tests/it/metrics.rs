@@ -72,6 +72,13 @@ async fn the_numbers_add_up() {
     assert_eq!(requests, 20);
     assert_eq!(sum(&series, "keylane_attempts_total"), 20.0);
     assert_eq!(sum(&series, "keylane_attempt_seconds_count"), 20.0);
+    for metric in ["attempts_total", "attempt_seconds_count"] {
+        let labels = "source=\"default\",pool=\"default\"";
+        let of = |more: &str| of(&format!("keylane_{metric}{{{labels},class=\"{more}\"}}"));
+        assert_eq!(of("delivered"), 10.0);
+        assert_eq!(of("failed\",error_type=\"status-500"), 5.0);
+        assert_eq!(of("refused\",error_type=\"status-400"), 5.0);
+    }
     assert_eq!(of("keylane_queue_messages{queue=\"default\"}"), 0.0);
     assert_eq!(of("keylane_dead_letters"), 5.0);
     assert_eq!(of("keylane_in_flight{pool=\"default\"}"), 0.0);

@@ -61,6 +61,17 @@ async fn a_tenant_of_weight_three_has_three_starts_to_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn keys_that_are_nobodys_share_as_one_tenant_does() {
+    let executor = Executor::builder()
+        .concurrency(1)
+        .maybe_tenant_by(|key: &Key| (key.0 == "one").then(|| key.0.into()))
+        .build()
+        .unwrap();
+    let first = starts(executor, &[("many", 25), ("more", 25), ("one", 1)], 40).await;
+    assert_eq!(share(&first, "one"), 20);
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_tenants_keys_take_turns() {
     let executor = Executor::builder().concurrency(1).build().unwrap();
     let first = starts(executor, &[("many", 3), ("one", 1)], 40).await;

@@ -514,6 +514,7 @@ impl BadSource {
                     id: BrokerId::Sequence(*seq),
                 },
                 key: kept.key.clone(),
+                tenant: None,
                 position: Some(*seq),
                 batch,
                 body: kept.body.clone(),

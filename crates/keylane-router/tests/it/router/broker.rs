@@ -142,6 +142,7 @@ impl Broker {
                     id: BrokerId::Sequence(id),
                 },
                 key: sent.key.as_deref().map(Key::from),
+                tenant: None,
                 position: Some(id),
                 batch,
                 body,

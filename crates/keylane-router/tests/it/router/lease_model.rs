@@ -232,6 +232,7 @@ pub(crate) fn received(url: &str, (key, number, receipt): (u64, u64, u64)) -> Re
             id: BrokerId::Sequence(key * 1000 + number),
         },
         key: Some(Key::from(&*key.to_string())),
+        tenant: None,
         position: Some(number),
         batch: BatchId(receipt),
         body: format!(r#"{{"id":"{id}","mediationTarget":"{url}","payload":"{id}"}}"#).into(),

@@ -177,6 +177,11 @@ impl TestSource {
 impl Feeder {
     /// Hands out one batch; answers the number of its first delivery.
     pub(crate) fn feed(&self, batch: Vec<Fed<'_>>) -> u64 {
+        self.feed_of(None, batch)
+    }
+
+    /// The same, as a broker that says whose they are.
+    pub(crate) fn feed_of(&self, tenant: Option<&str>, batch: Vec<Fed<'_>>) -> u64 {
         let number = BatchId(self.next_batch.fetch_add(1, Ordering::Relaxed));
         let first = self.deliveries.load(Ordering::Relaxed);
         let over = first..first + batch.len() as u64;
@@ -187,6 +192,7 @@ impl Feeder {
                 id: BrokerId::Sequence(fed.id),
             },
             key: fed.key.map(Key::from),
+            tenant: tenant.map(Arc::from),
             position: Some(fed.id),
             batch: number,
             body: fed.body.into(),
