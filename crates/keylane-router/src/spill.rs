@@ -363,7 +363,22 @@ impl Attempts {
         }
         let keep = self.keep_some(&lane, jobs, Some("spilled"));
         fault::point("spill:acked");
+        if running > 0 {
+            self.spill_arrivals(&lane);
+        }
         keep
+    }
+
+    /// What came while its key was being stored found nothing stored: it follows at once, instead of
+    /// waiting here behind what is under way.
+    fn spill_arrivals(&self, lane: &LaneId) {
+        let Some(pool) = self.pool() else {
+            return;
+        };
+        if pool.lane(lane).is_some_and(|lane| lane.waiting > 0) {
+            let why = "what came before it is stored";
+            pool.overflow(lane, Over::Spill(why.to_owned()));
+        }
     }
 
     /// Tries once more in a moment.

@@ -34,6 +34,9 @@ const SHELF: &str = "crates/keylane-router/src/embedded/shelf.rs";
 const EMBEDDED_SOURCE: &str = "crates/keylane-router/src/embedded/source.rs";
 const EMBEDDED_LOCK: &str = "crates/keylane-router/src/embedded/lock.rs";
 const EMBEDDED_WRITER: &str = "crates/keylane-router/src/embedded/writer.rs";
+const EMBEDDED_SYNC: &str = "crates/keylane-router/src/embedded/sync.rs";
+const SPILL: &str = "crates/keylane-router/src/spill.rs";
+const SERVER_SOURCES: &str = "crates/keylane-server/src/config/sources/mod.rs";
 
 /// The embedded queue's tests on real files, its state machine among them.
 const EMBEDDED: TestRun = TestRun {
@@ -48,6 +51,22 @@ const EMBEDDED_SHELF: TestRun = TestRun {
     package: "keylane-router",
     target: &["--lib"],
     filter: "embedded::shelf",
+    env: &[],
+};
+
+/// What of the embedded queue need not wait for the disk.
+const EMBEDDED_DISK: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "embedded::",
+    env: &[],
+};
+
+/// The server's config.
+const CONFIG: TestRun = TestRun {
+    package: "keylane-server",
+    target: &["--bins"],
+    filter: "config::",
     env: &[],
 };
 
@@ -77,11 +96,28 @@ const ROUTED: TestRun = TestRun {
     env: &[],
 };
 
+/// What goes back behind a head. Where nothing does, tests of the router wait for it in vain, each for
+/// as long as it has patience.
+const CASCADES: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::cascade::",
+    env: &[],
+};
+
 /// The conformance suite on the sources that need no broker.
 const CONFORMS: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "conformance::on_",
+    env: &[],
+};
+
+/// The conformance suite on the sources in memory that have leases.
+const CONFORMS_WITH_LEASES: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "conformance::on_l",
     env: &[],
 };
 
@@ -526,7 +562,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         file: POOL,
         find: "            only.is_none_or(|batches| batches.contains(&queued.job.batch))\n",
         replace: "            only.is_none_or(|batches| batches.contains(&queued.job.batch)) && queued.job.fate == Fate::Return\n",
-        test: ROUTED,
+        test: CASCADES,
     },
     Mutation {
         name: "rest-of-a-batch-stays",
@@ -542,6 +578,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         file: "crates/keylane-router/src/spill.rs",
         find: "        if heads.len() != running {\n",
         replace: "        heads.clear();\n        if false {\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "arrivals-wait-behind-what-is-under-way",
+        invariant: "R9",
+        file: SPILL,
+        find: "        if pool.lane(lane).is_some_and(|lane| lane.waiting > 0) {\n",
+        replace: "        if pool.lane(lane).is_some_and(|lane| lane.waiting > 0) && false {\n",
         test: ROUTED,
     },
     Mutation {
@@ -695,6 +739,70 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "                let lane = self.lane_in(pool, &lane);\n                if self.has(pool, &lane) {",
         replace: "                let lane = self.lane_in(pool, &lane);\n                if false && self.has(pool, &lane) {",
         test: ROUTED,
+    },
+    Mutation {
+        name: "removed-pool-gives-back-whatever-it-has",
+        invariant: "R11",
+        file: SPILL,
+        find: "        self.shared.stops() || jobs.iter().all(takes_back)\n",
+        replace: "        self.shared.stops() || jobs.iter().all(takes_back) || true\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "removed-pool-goes-whatever-it-has",
+        invariant: "R11",
+        file: POOL,
+        find: "        let closes = !self.executor.keys().iter().any(stays);\n",
+        replace: "        let closes = !self.executor.keys().iter().any(stays) || true;\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "keys-that-nobody-feeds-are-not-told-of",
+        invariant: "R7",
+        file: ROUTER,
+        find: "            if !self.inner.knows_source(&stored.lane.source) {\n",
+        replace: "            if self.inner.plan().pools.is_empty() {\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "replayed-though-nobody-feeds-it",
+        invariant: "R7",
+        file: VERBS,
+        find: "        if !self.inner.knows_source(&lane.source) {\n",
+        replace: "        if !self.inner.knows_source(&lane.source) && false {\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "any-sources-share-lanes",
+        invariant: "R5",
+        file: ROUTER,
+        find: "        if pool_plan.lane_scope == LaneScope::Pool && !returns {\n",
+        replace: "        if pool_plan.lane_scope == LaneScope::Pool && !returns && false {\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "parked-here-while-others-go-on",
+        invariant: "R7",
+        file: VERBS,
+        find: "        match self.inner.shared.read_by_many(lane) {\n",
+        replace: "        match self.inner.shared.read_by_many(lane).filter(|_| false) {\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "many-may-park-by-policy",
+        invariant: "R7",
+        file: ROUTER,
+        find: "        if pool_plan.on_exhausted == Some(OnExhausted::Park) && source.instances == Instances::Many\n",
+        replace: "        if pool_plan.on_exhausted.is_none() && source.instances == Instances::Many && false\n",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "what-a-source-cannot-do-is-found-at-the-start-only",
+        invariant: "R5",
+        file: SERVER_SOURCES,
+        find: "        check_returns(&source, pools);\n",
+        replace: "        let _ = check_returns;\n",
+        test: CONFIG,
     },
     Mutation {
         name: "new-pool-has-a-way-of-its-own-at-once",
@@ -957,7 +1065,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         invariant: "R2",
         file: CONSUME,
         find: "            self.put(pool, delivery, &mut refused).await;\n",
-        replace: "            let id = delivery.identity.id.clone();\n            let _ = self.to_settle.send(Settled {\n                id,\n                settlement: Settlement::Ack,\n                counted: None,\n            });\n            self.put(pool, delivery, &mut refused).await;\n",
+        replace: "            let id = delivery.identity.id.clone();\n            let _ = self.end.to_settle.send(Settled {\n                id,\n                settlement: Settlement::Ack,\n                counted: None,\n            });\n            self.put(pool, delivery, &mut refused).await;\n",
         test: CONFORMS,
     },
     Mutation {
@@ -1079,6 +1187,54 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "UPDATE meta SET value = ? WHERE name = 'next_seq'",
         replace: "UPDATE meta SET value = ? WHERE name = 'nobody'",
         test: EMBEDDED,
+    },
+    Mutation {
+        name: "publishes-do-not-wait-for-the-disk",
+        invariant: "R2",
+        file: EMBEDDED_WRITER,
+        find: "            None => self.durability,\n",
+        replace: "            None => Durability::Normal,\n",
+        test: EMBEDDED_DISK,
+    },
+    Mutation {
+        name: "any-number-of-acks-is-ahead-of-the-disk",
+        invariant: "R15",
+        file: EMBEDDED_WRITER,
+        find: "acks.filter(|_| self.syncer.behind() < UNSYNCED)",
+        replace: "acks.filter(|_| self.syncer.behind() < u64::MAX)",
+        test: EMBEDDED_DISK,
+    },
+    Mutation {
+        name: "acks-are-never-synced",
+        invariant: "R15",
+        file: EMBEDDED_WRITER,
+        find: "            self.syncer.committed(acks);\n",
+        replace: "            let _ = acks;\n",
+        test: EMBEDDED_DISK,
+    },
+    Mutation {
+        name: "log-of-a-failed-sync-is-relied-on",
+        invariant: "R2",
+        file: EMBEDDED_WRITER,
+        find: "        if !self.syncer.has_failed() {\n",
+        replace: "        if !self.syncer.has_failed() || true {\n",
+        test: EMBEDDED_DISK,
+    },
+    Mutation {
+        name: "committed-during-a-sync-counts-as-synced",
+        invariant: "R15",
+        file: EMBEDDED_SYNC,
+        find: "                        Ok(()) => shared.synced.store(committed, Ordering::SeqCst),\n",
+        replace: "                        Ok(()) => {\n                            let later = shared.committed.load(Ordering::SeqCst);\n                            shared.synced.store(later.max(committed), Ordering::SeqCst);\n                        }\n",
+        test: EMBEDDED_DISK,
+    },
+    Mutation {
+        name: "stop-does-not-wait-for-the-sync",
+        invariant: "R15",
+        file: EMBEDDED_SYNC,
+        find: "            let _ = thread.join();\n",
+        replace: "            drop(thread);\n",
+        test: EMBEDDED_DISK,
     },
     Mutation {
         name: "unused-to-the-wrong-place",
@@ -1295,6 +1451,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "left < self.terms.length / 2",
         replace: "left < self.terms.length / 5",
         test: LEASES,
+    },
+    Mutation {
+        name: "leases-are-not-renewed",
+        invariant: "R12",
+        file: RENEW,
+        find: "} else if doubted || left < self.terms.length / 2 {",
+        replace: "} else if doubted {",
+        test: CONFORMS_WITH_LEASES,
     },
     Mutation {
         name: "lease-counts-from-when-it-was-seen",

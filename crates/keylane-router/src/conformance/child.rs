@@ -1,4 +1,4 @@
-//! A router in a process of its own, to be killed.
+//! Routers in processes of their own, to be killed or frozen.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -16,10 +16,13 @@ use super::watched::{Watch, Watched};
 use crate::Router;
 use crate::chance::Chance;
 use crate::history::{self, By, Event, EventKind, History, Recorder, Report};
+use crate::plan::Instances;
 use crate::source::Source;
 
 /// Tells a child where its history goes.
 const HISTORY: &str = "KEYLANE_CONFORMANCE_HISTORY";
+/// Tells a child that it shares its queue with others.
+const SHARED: &str = "KEYLANE_CONFORMANCE_SHARED";
 /// Attempts at once.
 const CONCURRENCY: usize = 8;
 /// A router that stops has nothing to do for this long.
@@ -62,8 +65,14 @@ pub async fn run_child<Q: Queue>(queue: Q) {
 fn setup() -> Setup {
     // Another process, another row of chances.
     let flaky = flaky(Arc::new(Chance::new(std::process::id().into())));
-    let pause = Duration::from_millis(1);
-    Setup::new()
+    let shared = std::env::var_os(SHARED).is_some();
+    // Long enough to be found in the middle of something.
+    let pause = Duration::from_millis(if shared { 10 } else { 1 });
+    let mut setup = Setup::new();
+    if shared {
+        setup.source.instances = Instances::Many;
+    }
+    setup
         .patient()
         .window(WINDOW as usize)
         .pool(|pool| pool.concurrency = std::num::NonZeroUsize::new(CONCURRENCY))
@@ -91,11 +100,14 @@ async fn nothing_comes(watch: &Watch, quiet: Duration) {
     }
 }
 
-/// The routers of one case, one after the other.
+/// The routers of one case, one after the other or side by side.
 pub(super) struct Children<'a> {
     bench: &'a Bench,
     file: HistoryFile,
-    child: Running,
+    /// At least one.
+    running: Vec<Running>,
+    /// Whether they share the queue.
+    shared: bool,
 }
 
 /// A file of its own that goes with this.
@@ -110,6 +122,58 @@ impl Drop for HistoryFile {
 /// A process that is killed with this.
 struct Running(Child);
 
+impl Running {
+    /// Waits for its end, which should be a good one.
+    async fn stops(&mut self) -> Result<(), End> {
+        let patience = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            match self.0.try_wait() {
+                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) => return fail(format!("the router ended with {status}")),
+                _ if tokio::time::Instant::now() > patience => {
+                    return fail("the router did not stop".to_owned());
+                }
+                _ => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    }
+
+    /// Stands still from now on; answers when it does.
+    #[cfg(unix)]
+    fn freeze(&self) -> Result<(), String> {
+        use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
+        let pid = self.pid()?;
+        kill_process(pid, Signal::STOP).map_err(|error| error.to_string())?;
+        let waited = waitpid(Some(pid), WaitOptions::UNTRACED);
+        match waited.map_err(|error| error.to_string())? {
+            Some((_, status)) if status.stopped() => Ok(()),
+            other => Err(format!("it ended instead: {other:?}")),
+        }
+    }
+
+    #[cfg(unix)]
+    fn thaw(&self) -> Result<(), String> {
+        use rustix::process::{Signal, kill_process};
+        kill_process(self.pid()?, Signal::CONT).map_err(|error| error.to_string())
+    }
+
+    #[cfg(unix)]
+    fn pid(&self) -> Result<rustix::process::Pid, String> {
+        let pid = i32::try_from(self.0.id()).map_err(|error| error.to_string())?;
+        rustix::process::Pid::from_raw(pid).ok_or_else(|| "no process has the id 0".to_owned())
+    }
+
+    #[cfg(not(unix))]
+    fn freeze(&self) -> Result<(), String> {
+        Err("processes cannot be frozen here".to_owned())
+    }
+
+    #[cfg(not(unix))]
+    fn thaw(&self) -> Result<(), String> {
+        Err("processes cannot be frozen here".to_owned())
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -118,31 +182,73 @@ impl Drop for Running {
 }
 
 impl<'a> Children<'a> {
+    /// One router, which has the queue to itself.
     pub(super) async fn new(bench: &'a Bench) -> Result<Self, End> {
+        Self::begin(bench, false).await
+    }
+
+    /// One router, and others may join.
+    pub(super) async fn shared(bench: &'a Bench) -> Result<Self, End> {
+        Self::begin(bench, true).await
+    }
+
+    async fn begin(bench: &'a Bench, shared: bool) -> Result<Self, End> {
         let name = format!("keylane-conformance-{}.jsonl", uuid::Uuid::now_v7());
         let file = HistoryFile(std::env::temp_dir().join(name));
-        let child = start(bench, &file).await?;
-        Ok(Self { bench, file, child })
+        let mut children = Self {
+            bench,
+            file,
+            running: Vec::new(),
+            shared,
+        };
+        children.joins().await?;
+        Ok(children)
+    }
+
+    /// One more router reads the queue.
+    pub(super) async fn joins(&mut self) -> Result<(), End> {
+        let child = start(self.bench, &self.file, self.shared).await?;
+        self.running.push(child);
+        Ok(())
+    }
+
+    /// Lets this router stand still, and all that it has under way with it.
+    pub(super) fn freeze(&self, which: usize) -> Result<(), End> {
+        let frozen = self.running[which].freeze();
+        frozen.map_err(|text| End::Failed(format!("a router could not be frozen: {text}")))?;
+        // What it has out may come again elsewhere.
+        let event = Event::new(EventKind::Rebalance, By::Router);
+        self.bench.record(event);
+        Ok(())
+    }
+
+    /// Lets it go on.
+    pub(super) fn thaw(&self, which: usize) -> Result<(), End> {
+        let thawed = self.running[which].thaw();
+        thawed.map_err(|text| End::Failed(format!("a router could not go on: {text}")))
     }
 
     /// Kills the router once it has delivered so many more, and starts the next.
     pub(super) async fn kill_after(&mut self, more: u64) -> Result<(), End> {
-        let wanted = self.delivered()? + more;
-        self.until_delivered(wanted).await?;
-        let _ = self.child.0.kill();
-        let _ = self.child.0.wait();
+        self.deliver(more).await?;
+        self.running.clear();
         let crash = Event::new(EventKind::Crash, By::Router);
         self.bench.record(crash);
         let restart = Event::new(EventKind::Restart, By::Router);
         self.bench.record(restart);
-        self.child = start(self.bench, &self.file).await?;
-        Ok(())
+        self.joins().await
+    }
+
+    /// Waits until so many more were delivered.
+    pub(super) async fn deliver(&mut self, more: u64) -> Result<(), End> {
+        let wanted = self.delivered()? + more;
+        self.wait_for(|me| Ok(me.delivered()? >= wanted)).await
     }
 
     /// How many bytes the router has grown by at the most while it delivered so many. What it has when
     /// it opens its history, before it connects, is what it begins with.
     pub(super) async fn grown_by(&mut self, delivered: u64) -> Result<u64, End> {
-        let pid = self.child.0.id();
+        let pid = self.running[0].0.id();
         self.wait_for(|me| Ok(me.file.0.exists())).await?;
         let before = memory(pid)?;
         let most = std::cell::Cell::new(before);
@@ -162,23 +268,19 @@ impl<'a> Children<'a> {
 
     /// Another router finds what is left, if anything.
     pub(super) async fn finish_rest(&mut self) -> Result<(), End> {
-        self.child = start(self.bench, &self.file).await?;
+        self.running.clear();
+        self.joins().await?;
         self.stops().await
     }
 
     async fn stops(&mut self) -> Result<(), End> {
-        drop(self.child.0.stdin.take());
-        let patience = tokio::time::Instant::now() + PATIENCE;
-        loop {
-            match self.child.0.try_wait() {
-                Ok(Some(status)) if status.success() => return Ok(()),
-                Ok(Some(status)) => return fail(format!("the router ended with {status}")),
-                _ if tokio::time::Instant::now() > patience => {
-                    return fail("the router did not stop".to_owned());
-                }
-                _ => tokio::time::sleep(Duration::from_millis(5)).await,
-            }
+        for child in &mut self.running {
+            drop(child.0.stdin.take());
         }
+        for child in &mut self.running {
+            child.stops().await?;
+        }
+        Ok(())
     }
 
     pub(super) fn verdict(&self, options: &history::Options) -> Result<Report, End> {
@@ -189,11 +291,8 @@ impl<'a> Children<'a> {
         }
     }
 
-    async fn until_delivered(&mut self, count: u64) -> Result<(), End> {
-        self.wait_for(|me| Ok(me.delivered()? >= count)).await
-    }
-
-    async fn until_all(&mut self, all: u64) -> Result<(), End> {
+    /// Waits until all was delivered, each counted once.
+    pub(super) async fn until_all(&mut self, all: u64) -> Result<(), End> {
         self.wait_for(|me| {
             let report = me.bench.check(me.history()?, &history::Options::default());
             Ok(report.counts.delivered >= all)
@@ -204,8 +303,10 @@ impl<'a> Children<'a> {
     async fn wait_for(&mut self, so: impl Fn(&Self) -> Result<bool, End>) -> Result<(), End> {
         let patience = tokio::time::Instant::now() + PATIENCE;
         while !so(self)? {
-            if let Ok(Some(status)) = self.child.0.try_wait() {
-                return fail(format!("the router ended by itself with {status}"));
+            for child in &mut self.running {
+                if let Ok(Some(status)) = child.0.try_wait() {
+                    return fail(format!("the router ended by itself with {status}"));
+                }
             }
             if tokio::time::Instant::now() > patience {
                 let report = self
@@ -252,10 +353,13 @@ fn memory(pid: u32) -> Result<u64, End> {
         .ok_or_else(|| End::Failed("its status has no RssAnon".to_owned()))
 }
 
-async fn start(bench: &Bench, file: &HistoryFile) -> Result<Running, End> {
+async fn start(bench: &Bench, file: &HistoryFile, shared: bool) -> Result<Running, End> {
     let Some(mut command) = bench.queue.child().await else {
         return fail("its subject has no process for a router any more".to_owned());
     };
+    if shared {
+        command.env(SHARED, "1");
+    }
     let child = command
         .env(HISTORY, &file.0)
         // Large bodies go back to the system when they are freed: what is weighed is what the router

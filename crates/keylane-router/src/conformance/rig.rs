@@ -415,6 +415,11 @@ impl Run {
         done
     }
 
+    /// Does this to the broker; what is out is lent until its leases end.
+    pub(super) async fn bench_fault(&self, fault: Fault) -> Result<(), End> {
+        self.bench.fault(fault).await
+    }
+
     /// Stops the router: what runs may finish, the rest goes back.
     pub(super) async fn stop(&self) {
         self.router.stop(STOP).await;

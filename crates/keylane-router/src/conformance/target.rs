@@ -46,6 +46,18 @@ impl Answer {
         }
     }
 
+    pub(super) fn refused() -> Self {
+        let reason = Reason {
+            class: "status-400".into(),
+            text: "the script says so".to_owned(),
+            ..Reason::default()
+        };
+        Self {
+            outcome: Outcome::Refused(reason),
+            ..Self::delivered()
+        }
+    }
+
     pub(super) fn not_yet(after: Duration) -> Self {
         let after = Some(after);
         Self {
@@ -162,7 +174,7 @@ impl Drop for Running {
 }
 
 impl Dispatch for Target {
-    async fn attempt<'a>(&'a self, message: &'a Message, _attempt: &'a Attempt) -> Outcome {
+    async fn attempt<'a>(&'a self, message: &'a Message, attempt: &'a Attempt) -> Outcome {
         let label = label_of_message(message);
         let Some((label, (key, n))) = label.and_then(|l| Some((l.clone(), parts(&l)?))) else {
             return Answer::failed().outcome;
@@ -174,6 +186,9 @@ impl Dispatch for Target {
                 .id(label.clone())
         };
         self.record(event(EventKind::Start));
+        if attempt.lease.is_some() {
+            self.0.watch.call_begins(&label);
+        }
         if let Some(what) = self.0.watch.step(Step::Hold) {
             what.await;
         }

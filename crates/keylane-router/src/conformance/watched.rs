@@ -169,6 +169,24 @@ impl Watch {
         self.lock().out.clear();
     }
 
+    /// A call of this message, which is lent, begins.
+    pub(super) fn call_begins(&self, label: &Arc<str>) {
+        let mut seen = self.lock();
+        let mut out = seen.out.values();
+        let over = out.any(|out| out.label.as_ref() == Some(label) && self.is_over(out));
+        if over {
+            let text = format!("a call of {label} began on a loan that was over");
+            seen.faults.push(text);
+        }
+    }
+
+    /// Whether a loan was not renewed for more than a lease: by our clock, which sees it a little
+    /// later than router and broker do.
+    fn is_over(&self, out: &Out) -> bool {
+        let lease = self.features.lease;
+        lease.is_some_and(|lease| out.since.elapsed() >= lease * 5 / 4)
+    }
+
     fn declared(&self, features: &Features) {
         if *features != self.features {
             self.lock().faults.push(format!(
@@ -383,6 +401,19 @@ impl<S: Source> Source for Watched<S> {
 }
 
 impl<T: Settler> WatchedSettler<T> {
+    /// Acks of these are sent.
+    fn acks_begin(&self, receipts: &[WatchedReceipt<T::Receipt>]) {
+        let mut seen = self.watch.lock();
+        for receipt in receipts {
+            let out = seen.out.get(&receipt.id);
+            if out.is_some_and(|out| self.watch.is_over(out)) {
+                let id = &receipt.id;
+                let text = format!("an ack of {id} was sent on a loan that was over");
+                seen.faults.push(text);
+            }
+        }
+    }
+
     /// The broker is told of these.
     fn begin(&self, receipts: &[WatchedReceipt<T::Receipt>]) {
         let mut seen = self.watch.lock();
@@ -469,6 +500,7 @@ impl<T: Settler> Settler for WatchedSettler<T> {
         for receipt in &receipts {
             self.watch.record(EventKind::Ack, receipt.label.as_ref());
         }
+        self.acks_begin(&receipts);
         self.begin(&receipts);
         let acked = self.inner.ack(inner(&receipts));
         let results = meanwhile(acked, self.watch.step(Step::Settle)).await;

@@ -40,7 +40,9 @@ impl Syncer {
         Self::start_with(move || sync(&log))
     }
 
-    fn start_with(mut sync: impl FnMut() -> io::Result<()> + Send + 'static) -> io::Result<Self> {
+    pub(super) fn start_with(
+        mut sync: impl FnMut() -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Self> {
         let (wanted, requests) = mpsc::sync_channel(1);
         let shared = Arc::new(Shared::default());
         let thread = std::thread::Builder::new().name("keylane-sync".into());
@@ -128,6 +130,8 @@ mod tests {
             may_end.recv().map_err(|_| io::ErrorKind::Other.into())
         })
         .expect("starts");
+        // Dropped first: a test that fails waits for no sync.
+        let go = go;
         syncer.committed(1);
         begins.recv().expect("a sync begins");
         syncer.committed(10);
@@ -141,6 +145,26 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(!syncer.has_failed());
+    }
+
+    #[test]
+    fn what_was_committed_is_on_disk_when_it_ends() {
+        let (begun, begins) = mpsc::channel();
+        let (go, may_end) = mpsc::channel::<()>();
+        let syncer = Syncer::start_with(move || {
+            begun.send(()).expect("the test listens");
+            may_end.recv().map_err(|_| io::ErrorKind::Other.into())
+        })
+        .expect("starts");
+        syncer.committed(1);
+        begins.recv().expect("a sync begins");
+        // Too late for the sync that is on its way.
+        syncer.committed(10);
+        let shared = syncer.shared.clone();
+        go.send(()).expect("it waits");
+        go.send(()).expect("it waits");
+        drop(syncer);
+        assert_eq!(shared.synced.load(Ordering::SeqCst), 11);
     }
 
     #[test]

@@ -637,17 +637,17 @@ fn checkpoint(connection: &Connection, mode: &str) -> Result<(), rusqlite::Error
 mod tests {
     use super::*;
 
-    /// Whether the connection is kept after this error.
-    fn keeps_connection(code: i32) -> bool {
-        let folder = tempfile::tempdir().expect("a temp folder");
-        let file = folder.path().join("keylane.db");
+    /// A writer of a fresh file in this folder, without its thread.
+    fn state(folder: &std::path::Path, syncer: Option<Syncer>) -> State {
+        let file = folder.join("keylane.db");
         let connection = schema::open_writer(&file, Durability::Full).expect("opens");
         let moment = Moment::of(&super::super::clock::SystemClock);
-        let mut state = State {
+        let started = || Syncer::start(&file).expect("the system gives threads");
+        State {
             dedup: Dedup::load(&connection, std::time::Duration::ZERO, moment).expect("loads"),
             connection: Some(connection),
             commits: Durability::Full,
-            syncer: Syncer::start(&file).expect("the system gives threads"),
+            syncer: syncer.unwrap_or_else(started),
             file,
             durability: Durability::Full,
             budget: Budget { limit: 0, used: 0 },
@@ -656,11 +656,124 @@ mod tests {
             limits: Limits::USUAL,
             acked: 0,
             no_room: false,
-            lock: FolderLock::try_take(folder.path()).expect("is free"),
-        };
+            lock: FolderLock::try_take(folder).expect("is free"),
+        }
+    }
+
+    /// Whether the connection is kept after this error.
+    fn keeps_connection(code: i32) -> bool {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let mut state = state(folder.path(), None);
         let error = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);
         state.recover(&error);
         state.connection.is_some()
+    }
+
+    /// A command that writes nothing to speak of and looks how it is committed.
+    struct Looks {
+        acks: Option<usize>,
+        waits: mpsc::Sender<bool>,
+    }
+
+    impl Write for Looks {
+        fn bytes(&self) -> usize {
+            1
+        }
+
+        fn grows(&self) -> bool {
+            self.acks.is_none()
+        }
+
+        fn acks(&self) -> Option<usize> {
+            self.acks
+        }
+
+        fn moment(&self) -> Moment {
+            Moment::of(&super::super::clock::SystemClock)
+        }
+
+        fn apply(&mut self, tx: &mut Tx<'_>) -> Result<(), Failure> {
+            acks::add(tx.sql, 1, &[1])?;
+            let level: i64 = tx
+                .sql
+                .pragma_query_value(None, "synchronous", |row| row.get(0))?;
+            // 1 is NORMAL, 2 is FULL.
+            self.waits.send(level == 2).expect("the test listens");
+            Ok(())
+        }
+
+        fn finish(self: Box<Self>, result: Result<(), Failure>) {
+            result.expect("it can be written");
+        }
+    }
+
+    /// Whether the commit of a group of these waited for the disk; those with a number are acks.
+    fn waits(state: &mut State, group: &[Option<usize>]) -> bool {
+        let (waits, waited) = mpsc::channel();
+        let looks = |acks: &Option<usize>| {
+            let (acks, waits) = (*acks, waits.clone());
+            Box::new(Looks { acks, waits }) as Box<dyn Write>
+        };
+        state.run_group(group.iter().map(looks).collect());
+        waited.recv().expect("it was committed")
+    }
+
+    #[test]
+    fn only_acks_among_themselves_do_not_wait_for_the_disk() {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let mut state = state(folder.path(), None);
+        assert!(waits(&mut state, &[None]));
+        assert!(!waits(&mut state, &[Some(1), Some(2)]));
+        assert!(waits(&mut state, &[Some(1), None]));
+        assert!(waits(&mut state, &[None]));
+    }
+
+    #[test]
+    fn acks_wait_for_the_disk_when_too_many_are_ahead_of_it() {
+        let (begun, begins) = mpsc::channel();
+        let (go, may_end) = mpsc::channel::<()>();
+        let slow = Syncer::start_with(move || {
+            begun.send(()).expect("the test listens");
+            // The test has ended.
+            let _ = may_end.recv();
+            Ok(())
+        });
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let mut state = state(folder.path(), Some(slow.expect("starts")));
+        // Dropped first: a test that fails waits for no sync.
+        let go = go;
+        assert!(!waits(&mut state, &[Some(UNSYNCED as usize)]));
+        assert_eq!(state.syncer.behind(), UNSYNCED);
+        begins.recv().expect("it is synced right after");
+        assert!(waits(&mut state, &[Some(1)]));
+        drop(go);
+        while state.syncer.behind() > 0 {
+            std::thread::yield_now();
+        }
+        assert!(!waits(&mut state, &[Some(1)]));
+    }
+
+    #[test]
+    fn a_log_whose_sync_failed_is_folded_into_the_file_before_anything_else() {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let fails = Syncer::start_with(|| Err(std::io::ErrorKind::Other.into()));
+        let mut state = state(folder.path(), Some(fails.expect("starts")));
+        // How many of the log's frames are in the file, as its next user would find it.
+        let frames = |state: &State| {
+            let sql = state.connection.as_ref().expect("it is open");
+            sql.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
+                row.get::<_, i64>(1)
+            })
+            .expect("it can be asked")
+        };
+        for _ in 0..20 {
+            waits(&mut state, &[None]);
+        }
+        state.syncer.fail();
+        waits(&mut state, &[None]);
+        let after = frames(&state);
+        assert!(after < 10, "{after} frames: the log goes on as it was");
+        assert!(!state.syncer.has_failed());
     }
 
     #[test]

@@ -175,6 +175,44 @@ mod on_rabbitmq_quorum {
     keylane_router::conformance_tests!(super::rabbitmq::Rabbit::QUORUM);
 }
 
+/// The same without a delivery limit: what is about order, and about connections made anew.
+#[cfg(feature = "rabbitmq")]
+mod on_rabbitmq_quorum_without_limit {
+    use keylane_router::conformance::test;
+
+    use super::rabbitmq::Rabbit;
+
+    #[test]
+    fn order_with_failing_heads() {
+        test(Rabbit::QUORUM_WITHOUT_LIMIT, "order_with_failing_heads");
+    }
+
+    #[test]
+    fn lease_lost() {
+        test(Rabbit::QUORUM_WITHOUT_LIMIT, "lease_lost");
+    }
+
+    #[test]
+    fn cut_while_holding() {
+        test(Rabbit::QUORUM_WITHOUT_LIMIT, "cut_while_holding");
+    }
+
+    #[test]
+    fn cut_while_settling() {
+        test(Rabbit::QUORUM_WITHOUT_LIMIT, "cut_while_settling");
+    }
+
+    #[test]
+    fn router_drained() {
+        test(Rabbit::QUORUM_WITHOUT_LIMIT, "router_drained");
+    }
+
+    #[test]
+    fn instance_leaves() {
+        test(Rabbit::QUORUM_WITHOUT_LIMIT, "instance_leaves");
+    }
+}
+
 /// A consumer like any other, which is not ordered across reconnect.
 #[cfg(feature = "rabbitmq")]
 mod on_rabbitmq_plain {

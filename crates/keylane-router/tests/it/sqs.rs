@@ -29,6 +29,21 @@ pub(crate) fn url() -> Option<String> {
     std::env::var("KEYLANE_TEST_SQS_URL").ok()
 }
 
+/// As whom sources come: anybody for the emulator that the project's own command started, and for
+/// another server whoever the environment says, in the usual way.
+pub(crate) fn credentials() -> Option<Credentials> {
+    let ours = std::env::var_os("KEYLANE_TEST_SQS_OURS").is_some();
+    ours.then(|| Credentials {
+        access_key_id: "test".into(),
+        secret_access_key: "test".into(),
+    })
+}
+
+/// The region of the emulator; of another server, what the environment says.
+pub(crate) fn region() -> Option<std::sync::Arc<str>> {
+    credentials().map(|_| "us-east-1".into())
+}
+
 /// A queue with a server in front of it.
 struct Stand {
     sqs: Sqs,
@@ -70,11 +85,8 @@ impl Stand {
     fn options(&self) -> Options {
         Options {
             endpoint_url: Some(self.front.url().into()),
-            region: Some("us-east-1".into()),
-            credentials: Some(Credentials {
-                access_key_id: "test".into(),
-                secret_access_key: "test".into(),
-            }),
+            region: region(),
+            credentials: credentials(),
             visibility_timeout: Duration::from_secs(8),
             wait_time: Duration::from_secs(1),
             ..Options::new(&*self.name)

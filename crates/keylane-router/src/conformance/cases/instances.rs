@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::leases::lease;
+use crate::conformance::child::{self, Children};
 use crate::conformance::rig::{Bench, Rig, SOURCE, Setup, ensure, eventually, fail, keys, router};
 use crate::conformance::store::MemoryStore;
 use crate::conformance::subject::{AnyQueue, Attach};
@@ -261,6 +262,12 @@ pub(super) async fn instance_frozen(rig: Rig) -> Result<Summary, End> {
         Some(_) => 3 * lease(&rig)?,
         None => Duration::from_secs(3),
     };
+    let mut bench = rig.bench().await?;
+    bench.expect_cuts(&rig.features);
+    // A broker in memory would stand still with its router.
+    if cfg!(unix) && !rig.subject.in_memory() && bench.queue.child().await.is_some() {
+        return process_frozen(&rig, &bench, long).await;
+    }
     let crowd = Crowd::to_be_cut(&rig).await?;
     rounds(&rig, crowd, async |crowd, other| {
         crowd.dealt_anew(&rig);
@@ -270,6 +277,48 @@ pub(super) async fn instance_frozen(rig: Rig) -> Result<Summary, End> {
         Ok(Some(other))
     })
     .await
+}
+
+/// Two processes, one of which the system stops: its connections stay open, and nobody answers.
+/// The first is the one that reads where only one does, then the other is: they take turns.
+async fn process_frozen(rig: &Rig, bench: &Bench, long: Duration) -> Result<Summary, End> {
+    let each = KEYS as u64 * EACH;
+    let mut children = Children::shared(bench).await?;
+    let mut all = 0;
+    for round in 0..rig.times {
+        let numbers = round * EACH..(round + 1) * EACH;
+        bench.publish(&keys(KEYS), numbers).await?;
+        all += each;
+        children.deliver(1 + rig.below(each / 4)).await?;
+        if round == 0 {
+            children.joins().await?;
+        }
+        let frozen = (round % 2) as usize;
+        children.freeze(frozen)?;
+        match round % 2 {
+            // It finds everything done.
+            0 => children.until_all(all).await?,
+            // It finds the other in the middle of what it had.
+            _ => tokio::time::sleep(long).await,
+        }
+        children.thaw(frozen)?;
+        children.until_all(all).await?;
+    }
+    children.finish(all).await?;
+    if !matches!(bench.queue.left().await, Ok(None | Some(0))) {
+        children.finish_rest().await?;
+    }
+    bench.empty().await?;
+    let options = history::Options {
+        max_duplicates_per_crash: Some(2 * child::WINDOW),
+        ..history::Options::default()
+    };
+    let report = children.verdict(&options)?;
+    let again: u64 = report.counts.duplicates.values().sum();
+    Ok(format!(
+        "{all} messages, {} times a process, {again} delivered again",
+        rig.times
+    ))
 }
 
 /// In each round two instances share the work, and in the middle of it something happens to the

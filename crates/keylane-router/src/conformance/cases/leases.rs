@@ -1,5 +1,7 @@
 //! Loans that end unless they are renewed.
 
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::conformance::rig::{Rig, Setup, ensure, keys};
@@ -83,3 +85,58 @@ pub(super) async fn renewals_lost(rig: Rig) -> Result<Summary, End> {
     let again: u64 = report.counts.duplicates.values().sum();
     Ok(format!("{all} messages, {again} delivered again"))
 }
+
+/// What a lost lease needs to be seen: nothing comes again before the broker is back.
+pub(super) async fn lease_lost_while_away(rig: Rig) -> Result<Summary, End> {
+    rig.needs_faults(&[Fault::Away, Fault::Back])?;
+    let lease = lease(&rig)?;
+    let asked = Mutex::new(HashSet::new());
+    let setup = Setup::new().script(move |call| {
+        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = asked.insert((call.key.clone(), call.n));
+        match (call.n % EACH_AWAY, call.key.as_bytes().last()) {
+            // Delivered in time, and not acked.
+            (0, Some(b'0'..=b'2')) => Answer::delivered().after(lease / 2),
+            // They run, or are held, when their leases end.
+            (0, Some(b'3'..=b'5')) if first => Answer::not_yet(lease * 7 / 4),
+            (0, Some(b'6')) if first => Answer::refused().after(lease * 3 / 2),
+            (0, _) => Answer::delivered().after(lease * 3 / 2),
+            _ => Answer::delivered(),
+        }
+    });
+    let run = rig.start_to_cut(setup).await?;
+    // A lease of a real broker takes its time.
+    let rounds = match rig.subject.in_memory() {
+        true => rig.times,
+        false => rig.times.div_ceil(2),
+    };
+    for round in 0..rounds {
+        let first = round * EACH_AWAY;
+        run.publish(&keys(10), first..first + 1).await?;
+        let all = 10 * (first + 1);
+        run.until("every head was called", || run.target.all_calls() >= all)
+            .await?;
+        // What is behind them has some of its lease left when theirs end.
+        tokio::time::sleep(lease / 4).await;
+        run.publish(&keys(10), first + 1..first + EACH_AWAY).await?;
+        tokio::time::sleep(lease / 8).await;
+        run.bench_fault(Fault::Away).await?;
+        tokio::time::sleep(lease * 2).await;
+        run.bench_fault(Fault::Back).await?;
+        run.delivered(10 * (first + EACH_AWAY) as usize).await?;
+    }
+    let all = 10 * EACH_AWAY * rounds;
+    let report = run.finish().await?;
+    let again: u64 = report.counts.duplicates.values().sum();
+    let given_up = report.counts.dead_lettered;
+    ensure(given_up == 0, || {
+        format!("{given_up} messages became dead letters on loans that were over")
+    })?;
+    ensure(again == 0 || !rig.features.identity, || {
+        format!("{all} messages, {again} were delivered again to a target that had them")
+    })?;
+    Ok(format!("{all} messages, {again} delivered again"))
+}
+
+/// Messages of a key in each round of [`lease_lost_while_away`].
+const EACH_AWAY: u64 = 4;

@@ -69,6 +69,8 @@ cases! {
     leases::lease_lost on AnyClock;
     #[doc = "renewals without an answer for two leases: nothing runs twice at once, nothing is overtaken"]
     leases::renewals_lost on AnyClock;
+    #[doc = "the broker is away for two leases: nothing begins or is acked on a loan that is over, nothing is overtaken, nothing is called again that was delivered"]
+    leases::lease_lost_while_away on AnyClock;
     #[doc = "a message that comes again while it runs is called once"]
     redelivery::redelivered_while_running on AnyClock;
     #[doc = "messages with equal ids in their bodies are two messages"]

@@ -32,6 +32,8 @@ const ACK: [u8; 4] = [0, 60, 0, 80];
 pub(crate) struct Rabbit {
     reader: Reader,
     queue_type: QueueType,
+    /// After so many deliveries the broker takes a message away.
+    limit: Option<i32>,
 }
 
 impl Rabbit {
@@ -39,16 +41,24 @@ impl Rabbit {
     pub(crate) const EXCLUSIVE: Self = Self {
         reader: Reader::Exclusive,
         queue_type: QueueType::Classic,
+        limit: None,
     };
     /// A quorum queue with a delivery limit and a single active consumer.
     pub(crate) const QUORUM: Self = Self {
         reader: Reader::SingleActive,
         queue_type: QueueType::Quorum,
+        limit: Some(1000),
+    };
+    /// The same without a limit: RabbitMQ 3 keeps it in another way, and gives back otherwise.
+    pub(crate) const QUORUM_WITHOUT_LIMIT: Self = Self {
+        limit: None,
+        ..Self::QUORUM
     };
     /// A classic queue with a consumer like any other.
     pub(crate) const PLAIN: Self = Self {
         reader: Reader::Plain,
         queue_type: QueueType::Classic,
+        limit: None,
     };
 
     fn options(self, url: &str, queue: &str) -> Options {
@@ -64,8 +74,8 @@ impl Rabbit {
         let mut arguments = FieldTable::default();
         let kind = AMQPValue::LongString(self.queue_type.name().into());
         arguments.insert("x-queue-type".into(), kind);
-        if self.queue_type == QueueType::Quorum {
-            let limit = AMQPValue::LongInt(1000);
+        if let Some(limit) = self.limit {
+            let limit = AMQPValue::LongInt(limit);
             arguments.insert("x-delivery-limit".into(), limit);
         }
         if self.reader == Reader::SingleActive {

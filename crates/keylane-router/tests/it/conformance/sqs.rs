@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use keylane_router::conformance::{Fault, Published, Queue, Subject};
 use keylane_router::plan::SourcePlan;
 use keylane_router::source::Features;
-use keylane_router::sqs::{Credentials, KeyFrom, Options, SqsSource};
+use keylane_router::sqs::{KeyFrom, Options, SqsSource};
 use keylane_router::testing::{Accept, Fault as Network, Proxy};
 use serde_json::{Value, json};
 
@@ -36,11 +36,8 @@ impl Kind {
         };
         Options {
             key,
-            region: Some("us-east-1".into()),
-            credentials: Some(Credentials {
-                access_key_id: "test".into(),
-                secret_access_key: "test".into(),
-            }),
+            region: crate::sqs::region(),
+            credentials: crate::sqs::credentials(),
             visibility_timeout: VISIBILITY,
             wait_time: Duration::from_secs(1),
             ..Options::new(queue)

@@ -21,6 +21,7 @@ use keylane_router::{By as Who, Router, StartError, VerbError};
 use tokio::sync::Semaphore;
 
 use super::broker::{Broker, Sent, name, window};
+use super::odd_store::{Does, OddStore};
 use super::top::{Top, ill_while, quick_plan, until};
 
 const WINDOW: usize = 8;
@@ -386,6 +387,51 @@ async fn a_key_whose_head_is_under_way_for_long_is_spilled_with_it() {
     rig.empty().await;
     rig.is_green();
     rig.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_arrives_while_its_key_is_being_spilled_follows_it_at_once() {
+    let (asked, go) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let store = OddStore::new({
+        let (asked, go) = (asked.clone(), go.clone());
+        move |call| match call {
+            "spill" => {
+                asked.add_permits(1);
+                Does::Waits(go.clone(), Box::new(Does::Well))
+            }
+            _ => Does::Well,
+        }
+    });
+    let target = Target::new(Arc::new(Recorder::in_memory()));
+    let (door, others) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    target.set("slow", Answer::Hangs(door.clone()));
+    for key in ["a", "b", "c", "d"] {
+        target.set(key, Answer::Hangs(others.clone()));
+    }
+    let mut plan = plan();
+    plan.sources.insert("s".into(), window(WINDOW));
+    let broker = Broker::default();
+    let builder = Router::builder().plan(plan).store(store.clone());
+    let builder = builder.dispatch(target).source("s", broker.source("s"));
+    let router = builder.start().await.unwrap();
+    let sent = |key: &str, n| Sent {
+        key: Some(key.to_owned()),
+        n,
+        bytes: 10,
+    };
+    // The window is full, and most of it is of one key.
+    broker.publish((1..=4).map(|n| sent("slow", n)).collect::<Vec<_>>());
+    broker.publish(["a", "b", "c", "d"].map(|key| sent(key, 1)).to_vec());
+    asked.acquire().await.unwrap().forget();
+    others.add_permits(4);
+    broker.publish(vec![sent("slow", 5), sent("slow", 6)]);
+    until("they are in the lane", || router.pools()[0].queued == 2).await;
+    go.add_permits(100);
+    until("all is acked", || broker.is_empty()).await;
+    assert_eq!(store.inner.parked()[0].messages, 6);
+    door.add_permits(6);
+    until("all is delivered", || store.inner.parked().is_empty()).await;
+    router.stop(Duration::from_secs(5)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
