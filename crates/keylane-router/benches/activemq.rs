@@ -16,6 +16,7 @@ use fe2o3_amqp::{Connection, Receiver, Sender, Session};
 use keylane_router::Router;
 use keylane_router::activemq::{ActiveMqSource, Options};
 use keylane_router::dispatch::handler_fn;
+use keylane_router::embedded::{Db, Options as DbOptions};
 use keylane_router::outcome::Outcome;
 use keylane_router::plan::{Envelope, Plan, SourcePlan};
 use tokio::net::TcpStream;
@@ -190,8 +191,11 @@ async fn router(at: &Options, count: usize, see: impl Fn(&[u8]) + Send + Sync + 
         }
         std::future::ready(Outcome::Delivered)
     });
+    let folder = tempfile::tempdir().expect("a folder");
+    let db = Db::open(folder.path(), DbOptions::default()).expect("a store");
     let started = Router::builder()
         .plan(Plan::default())
+        .store(db.store())
         .dispatch(handler)
         .start()
         .await;
@@ -207,6 +211,7 @@ async fn router(at: &Options, count: usize, see: impl Fn(&[u8]) + Send + Sync + 
     router.add_source("s", source, plan).expect("a source");
     all.notified().await;
     router.stop(Duration::from_secs(10)).await;
+    db.close().await;
     assert_eq!(done.load(Ordering::Relaxed), count, "nothing comes twice");
 }
 
