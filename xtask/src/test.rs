@@ -11,10 +11,6 @@ use crate::{Answer, Result, deny, place};
 
 /// Histories of a property test in the inner loop, where seconds count.
 const QUICK_HISTORIES: &str = "5000";
-/// How many tests run at a time. Most of what those of brokers do is wait.
-const AT_A_TIME: &str = "4";
-/// Says so to cargo, and to whoever wants another number.
-const THREADS: &str = "RUST_TEST_THREADS";
 
 /// How much is checked.
 #[derive(Clone, Copy, PartialEq)]
@@ -92,9 +88,6 @@ fn build() -> Result<Verdict> {
 fn tests(variables: Vec<(String, String)>, tally: &mut Tally) -> Result<Verdict> {
     let mut test = cargo();
     test.args(["test", "--workspace", "--all-features", "--no-fail-fast"]);
-    if env::var_os(THREADS).is_none() {
-        test.env(THREADS, AT_A_TIME);
-    }
     tallied(test.envs(variables), tally)
 }
 
