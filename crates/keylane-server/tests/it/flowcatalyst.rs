@@ -104,7 +104,10 @@ async fn fc_19_the_answer_says_how_many_are_stored_and_were_not_looked_through()
     );
     let server = folder.start().await;
     server.publish(messages(&target, "g", 2)).await;
-    let stored = |answer: &crate::http::Answer| answer.json()["stored"] == json!(2);
-    let answer = server.until("/api/v1/in-flight?id=g-1", stored).await;
-    assert_eq!(answer.json()["notHeld"], json!(["g-1"]));
+    // The source hears of it after it is stored.
+    let stored = |answer: &crate::http::Answer| {
+        let answer = answer.json();
+        answer["stored"] == json!(2) && answer["notHeld"] == json!(["g-1"])
+    };
+    server.until("/api/v1/in-flight?id=g-1", stored).await;
 }
