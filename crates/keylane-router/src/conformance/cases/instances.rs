@@ -264,8 +264,11 @@ pub(super) async fn instance_frozen(rig: Rig) -> Result<Summary, End> {
     };
     let mut bench = rig.bench().await?;
     bench.expect_cuts(&rig.features);
-    // A broker in memory would stand still with its router.
-    if cfg!(unix) && !rig.subject.in_memory() && bench.queue.child().await.is_some() {
+    // A broker in memory would stand still with its router, and a process that is stopped for so long
+    // loses its connection: order must be promised beyond that.
+    let ordered = rig.features.order == crate::source::Order::Kept;
+    let apart = cfg!(unix) && ordered && !rig.subject.in_memory();
+    if apart && bench.queue.child().await.is_some() {
         return process_frozen(&rig, &bench, long).await;
     }
     let crowd = Crowd::to_be_cut(&rig).await?;
