@@ -21,6 +21,7 @@ mod feed;
 mod gone_back;
 pub mod health;
 pub mod history;
+mod hurried;
 mod jitter;
 mod lane;
 pub mod lease;

@@ -26,6 +26,7 @@ use crate::feed::Fed;
 use crate::gone_back::GoneBack;
 use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
+use crate::hurried::Hurried;
 use crate::lane::{LaneId, any_source};
 use crate::lease::Lost;
 use crate::map::Map;
@@ -213,6 +214,7 @@ pub(crate) struct Pool {
     /// Held by whoever puts something into a lane.
     pushing: Mutex<()>,
     losses: Arc<Losses>,
+    hurried: Arc<Hurried>,
     blocked: Arc<Blocked>,
     runs: Arc<Runs>,
     /// Its lanes were not always of the scope they are now: keys may be in lanes of the other.
@@ -272,6 +274,7 @@ impl Pool {
         let pool = Arc::new(OnceLock::new());
         let unsettled = Arc::new(Unsettled::default());
         let losses = Arc::new(Losses::default());
+        let hurried = Arc::new(Hurried::default());
         let blocked = Blocked::new(name.clone(), shared.health.clone());
         let runs = Arc::new(Runs::default());
         let overflowing = Arc::new(Overflowing::default());
@@ -285,6 +288,7 @@ impl Pool {
             pool: pool.clone(),
             unsettled: unsettled.clone(),
             losses: losses.clone(),
+            hurried: hurried.clone(),
             runs: runs.clone(),
             overflowing: overflowing.clone(),
             gone_back: gone_back.clone(),
@@ -311,6 +315,7 @@ impl Pool {
             draining: AtomicBool::new(false),
             pushing: Mutex::default(),
             losses,
+            hurried,
             blocked,
             runs,
             scope_changed: AtomicBool::new(scope_changed),
@@ -435,6 +440,19 @@ impl Pool {
 
     pub(crate) fn release(&self, lane: &LaneId) -> bool {
         self.executor.release(lane)
+    }
+
+    /// The head of a lane is to be tried at once: whatever holds it ends, also where it is only about
+    /// to be held. `tell` says it to whoever has the rest of the lane; answers whether anybody has any
+    /// of it.
+    pub(crate) fn hurry(&self, lane: &LaneId, tell: impl FnOnce() -> bool) -> bool {
+        self.hurried.note(lane);
+        let told = tell();
+        let known = self.executor.release(lane) || told;
+        if !known {
+            self.hurried.take(lane);
+        }
+        known
     }
 
     /// Ends the wait of a lane for a breaker. `false` when it does not wait for one: a hold until a
@@ -706,6 +724,7 @@ pub(crate) struct Attempts {
     pool: Arc<OnceLock<Weak<Pool>>>,
     unsettled: Arc<Unsettled>,
     losses: Arc<Losses>,
+    hurried: Arc<Hurried>,
     blocked: Arc<Blocked>,
     runs: Arc<Runs>,
     pub(crate) overflowing: Arc<Overflowing>,
@@ -741,7 +760,10 @@ impl Handler<LaneId, Job> for Attempts {
     }
 
     async fn flushed(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {
-        self.in_place(jobs, |jobs| self.flush_all(lane, jobs)).await
+        let work = |jobs| self.flush_all(lane.clone(), jobs);
+        let keep = self.in_place(jobs, work).await;
+        self.hurry_feeder(&lane);
+        keep
     }
 
     async fn flushed_behind(
@@ -750,8 +772,10 @@ impl Handler<LaneId, Job> for Attempts {
         jobs: Vec<Queued<Job>>,
         running: usize,
     ) -> Vec<Queued<Job>> {
-        self.in_place(jobs, |jobs| self.flush_waiting(lane, jobs, running))
-            .await
+        let work = |jobs| self.flush_waiting(lane.clone(), jobs, running);
+        let keep = self.in_place(jobs, work).await;
+        self.hurry_feeder(&lane);
+        keep
     }
 }
 
@@ -769,8 +793,8 @@ impl Attempts {
         if let Some(skip) = self.shared.skips.take(&delivery.identity) {
             return self.skip_turn(delivery, skip).await;
         }
-        let not_before = delivery.take_not_before();
-        if let Some(until) = not_before.filter(|at| *at > Instant::now()) {
+        let (not_before, hurried) = (delivery.take_not_before(), self.hurried.take(&lane));
+        if let Some(until) = not_before.filter(|at| !hurried && *at > Instant::now()) {
             return self.hold(delivery, until);
         }
         if self.belongs_to_the_store(&delivery) {
@@ -866,6 +890,16 @@ impl Attempts {
         delivery.waits += 1;
         delivery.rare().held_until = Some(until);
         until
+    }
+
+    /// An operator wanted the lane tried while it was dealt with: what went to the store meanwhile was
+    /// told to wait there.
+    fn hurry_feeder(&self, lane: &LaneId) {
+        if self.hurried.has(lane)
+            && let Some(router) = self.shared.router.get().and_then(Weak::upgrade)
+        {
+            router.feeders.tell(&lane.name(&self.name), Fed::Now);
+        }
     }
 
     /// What is fresh goes behind what the store has of its key; what came from there and is not

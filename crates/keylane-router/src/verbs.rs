@@ -80,11 +80,10 @@ impl Router {
             .audit(audit("retry-now", &lane, None, &by))
             .await?;
         // Its head may be in the store only, waiting there.
-        let fed = self.inner.feeders.tell(&lane, Fed::Now);
-        if pool.release(&LaneId::of(&lane)) || fed {
-            Ok(())
-        } else {
-            Err(VerbError::NotFound)
+        let feeder = || self.inner.feeders.tell(&lane, Fed::Now);
+        match pool.hurry(&LaneId::of(&lane), feeder) {
+            true => Ok(()),
+            false => Err(VerbError::NotFound),
         }
     }
 

@@ -434,6 +434,46 @@ async fn what_arrives_while_its_key_is_being_spilled_follows_it_at_once() {
     router.stop(Duration::from_secs(5)).await;
 }
 
+/// The wait of the head goes with it to the store; the operator's wish comes in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_to_be_tried_at_once_while_it_is_spilled_is() {
+    let (asked, go) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let store = OddStore::new({
+        let (asked, go) = (asked.clone(), go.clone());
+        move |call| match call {
+            "spill" => {
+                asked.add_permits(1);
+                Does::Waits(go.clone(), Box::new(Does::Well))
+            }
+            _ => Does::Well,
+        }
+    });
+    let target = Target::new(Arc::new(Recorder::in_memory()));
+    target.set("bad", Answer::Fails);
+    let mut plan = plan();
+    plan.sources.insert("s".into(), window(WINDOW));
+    let broker = Broker::default();
+    let builder = Router::builder().plan(plan).store(store.clone());
+    let builder = builder.dispatch(target.clone());
+    let router = builder.source("s", broker.source("s")).start().await;
+    let router = router.unwrap();
+    let sent = |n| Sent {
+        key: Some("bad".to_owned()),
+        n,
+        bytes: 10,
+    };
+    broker.publish((1..=2 * WINDOW as u64).map(sent).collect::<Vec<_>>());
+    asked.acquire().await.unwrap().forget();
+    target.heal();
+    router.retry_now(lane("bad"), me()).await.unwrap();
+    go.add_permits(1000);
+    until("all is delivered", || {
+        broker.is_empty() && store.inner.parked().is_empty()
+    })
+    .await;
+    router.stop(Duration::from_secs(5)).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keyless_messages_that_are_held_side_by_side_make_room_too() {
     let mut rig = Rig::new(plan(), &["none"]).await;
