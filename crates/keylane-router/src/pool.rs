@@ -239,6 +239,19 @@ impl Losses {
     }
 }
 
+/// Where a message is, for whoever wants something done with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whereabouts {
+    /// Its key has no lane.
+    NoLane,
+    /// Under way.
+    Runs,
+    /// First, or so it may be: what of its lane is neither waiting nor under way is between the two.
+    OnItsWay,
+    /// Another is first.
+    Behind,
+}
+
 /// What became of a push.
 pub(crate) struct Pushed {
     /// How many messages the lane had before.
@@ -528,9 +541,24 @@ impl Pool {
         }
     }
 
-    /// Whether this message is under way.
-    pub(crate) fn runs(&self, identity: &Identity) -> bool {
-        self.runs.has(identity)
+    /// Where a message is in its lane.
+    pub(crate) fn whereabouts(&self, lane: &LaneId, identity: &Identity) -> Whereabouts {
+        let seen = self.executor.inspect(lane, |stats, jobs| {
+            let front = jobs.next().is_some_and(|head| head.identity == *identity);
+            let moved = stats.flushing || front && stats.running == 0;
+            (stats.running, moved)
+        });
+        let Some((running, moved)) = seen else {
+            return Whereabouts::NoLane;
+        };
+        let named = self.runs.of(lane);
+        if named.contains(identity) {
+            Whereabouts::Runs
+        } else if moved || named.len() < running {
+            Whereabouts::OnItsWay
+        } else {
+            Whereabouts::Behind
+        }
     }
 
     /// The lanes of one source, and those it shares that may have something of it.
@@ -818,12 +846,17 @@ impl Attempts {
                 job: Some(delivery),
             },
         };
-        if matches!(reply, Reply::Done) && !self.shared.skips.is_empty() {
-            // It is gone: a wish that came too late has nothing left to mean.
-            run.identity()
-                .and_then(|gone| self.shared.skips.take(&gone));
+        // From here on it does not run for whoever wants it skipped: a wish noted before is seen.
+        let ended = run.end();
+        if self.shared.skips.is_empty() || matches!(reply, Reply::Flush { .. }) {
+            return reply;
         }
-        reply
+        let skip = ended.and_then(|run| self.shared.skips.take(&run.identity));
+        match (skip, reply) {
+            (Some(skip), Reply::Hold { job, .. }) => self.skip_turn(job, skip).await,
+            // It is gone: a wish that came too late has nothing left to mean.
+            (_, reply) => reply,
+        }
     }
 
     async fn flush_all(&self, lane: LaneId, jobs: Vec<Queued<Job>>) -> Vec<Queued<Job>> {

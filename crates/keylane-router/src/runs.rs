@@ -90,14 +90,16 @@ impl Runs {
         attempts.chain(flushes).collect()
     }
 
-    /// Whether an attempt of this message is under way, or what follows from it.
-    pub(crate) fn has(&self, identity: &Identity) -> bool {
+    /// Which messages of a lane are under way, or what follows from that.
+    pub(crate) fn of(&self, lane: &LaneId) -> Vec<Identity> {
         let chunks = self.chunks.iter().filter_map(OnceLock::get);
-        let mut places = chunks.flat_map(|chunk| chunk.iter());
-        places.any(|place| {
+        let places = chunks.flat_map(|chunk| chunk.iter());
+        let of_it = places.filter_map(|place| {
             let run = lock(place);
-            run.as_ref().is_some_and(|run| run.identity == *identity)
-        })
+            let run = run.as_ref().filter(|run| run.lane == *lane)?;
+            Some(run.identity.clone())
+        });
+        of_it.collect()
     }
 
     fn place(&self, slot: usize) -> Option<&Place> {
@@ -113,10 +115,9 @@ pub(crate) struct Watched<'a> {
 }
 
 impl Watched<'_> {
-    /// Which message this is.
-    pub(crate) fn identity(&self) -> Option<Identity> {
-        let run = lock(self.place?);
-        run.as_ref().map(|run| run.identity.clone())
+    /// It is over: what it was.
+    pub(crate) fn end(self) -> Option<Run> {
+        lock(self.place?).take()
     }
 
     /// It does something else now.

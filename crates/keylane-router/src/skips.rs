@@ -30,6 +30,15 @@ pub(crate) struct Skip {
 }
 
 impl Skip {
+    /// A wish for whose end nobody waits.
+    pub(crate) fn unheard(text: String) -> Self {
+        Self {
+            text,
+            audit: None,
+            done: None,
+        }
+    }
+
     /// Tells whoever waits for it.
     pub(crate) fn answer(self, answer: Result<(), StoreError>) {
         if let Some(done) = self.done {
@@ -54,6 +63,10 @@ impl Skips {
         let skip = by.remove(identity);
         self.count.store(by.len(), Ordering::SeqCst);
         skip
+    }
+
+    pub(crate) fn has(&self, identity: &Identity) -> bool {
+        !self.is_empty() && self.lock().contains_key(identity)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -1,20 +1,24 @@
 //! What an operator can do to one key. Every verb is on disk before it is answered.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::oneshot;
 
 use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::message::Identity;
-use crate::pool::Pool;
+use crate::pool::{Pool, Whereabouts};
 use crate::router::Router;
 use crate::skips::Skip;
 use crate::store::{AuditEntry, LaneName, StoreError};
 
 /// So many rows of a parked key are named at once.
 const PAGE: usize = 1000;
+/// How often, and how soon again, a message is looked for that is neither in its lane nor in an
+/// attempt.
+const LOOKS: u32 = 1000;
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// Why a verb did nothing.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -106,14 +110,43 @@ impl Router {
         }
         let pool = self.pool_of(&lane)?;
         let id = LaneId::of(&lane);
-        if let Some(answer) = self.skip_head(&pool, &id, &identity, Some(&entry), &by) {
-            return skipped(answer).await;
+        let skips = &self.inner.shared.skips;
+        // Written down with the letter, or before the wish is noted for what runs.
+        let mut entry = Some(entry);
+        for _ in 0..LOOKS {
+            if let Some(answer) = self.skip_head(&pool, &id, &identity, entry.as_ref(), &by) {
+                return skipped(answer).await;
+            }
+            let place = pool.whereabouts(&id, &identity);
+            match (place, entry.take()) {
+                // Whoever has it sees the wish.
+                (Whereabouts::Runs, None) => return Ok(()),
+                (_, None) if !skips.has(&identity) => return Ok(()),
+                (Whereabouts::Runs, Some(entry)) => {
+                    self.store().audit(entry).await?;
+                    skips.insert(identity.clone(), Skip::unheard(skipped_text(&by)));
+                }
+                (Whereabouts::OnItsWay, kept) => {
+                    entry = kept;
+                    tokio::time::sleep(LOOK_AGAIN).await;
+                }
+                (Whereabouts::Behind, _) => {
+                    skips.take(&identity);
+                    return Err(VerbError::Conflict);
+                }
+                (Whereabouts::NoLane, _) => {
+                    skips.take(&identity);
+                    if self.inner.feeders.tell(&lane, Fed::Now) {
+                        let text = "its head waits in the store and is being fetched";
+                        return Err(VerbError::Refused(format!("{text}: try again, or park it")));
+                    }
+                    return Err(VerbError::NotFound);
+                }
+            }
         }
-        if pool.lane(&id).is_none() && self.inner.feeders.tell(&lane, Fed::Now) {
-            let text = "its head waits in the store and is being fetched: try again, or park it";
-            return Err(VerbError::Refused(text.to_owned()));
-        }
-        self.skip_running(&pool, &id, identity, entry, by).await
+        skips.take(&identity);
+        let text = "its lane is being stored or given back, and that takes long";
+        Err(VerbError::Refused(format!("{text}: try again")))
     }
 
     /// Notes the wish if this is the head and waits. It keeps its place until it is on disk.
@@ -134,38 +167,6 @@ impl Router {
         let skips = &self.inner.shared.skips;
         let noted = pool.flush_head(lane, identity, || skips.insert(identity.clone(), skip));
         noted.then_some(answer)
-    }
-
-    async fn skip_running(
-        &self,
-        pool: &Pool,
-        lane: &LaneId,
-        identity: Identity,
-        entry: AuditEntry,
-        by: By,
-    ) -> Result<(), VerbError> {
-        if pool.lane(lane).is_none() {
-            return Err(VerbError::NotFound);
-        }
-        if !pool.runs(&identity) {
-            return Err(VerbError::Conflict);
-        }
-        self.store().audit(entry).await?;
-        let skip = Skip {
-            text: skipped_text(&by),
-            audit: None,
-            done: None,
-        };
-        let skips = &self.inner.shared.skips;
-        skips.insert(identity.clone(), skip);
-        if pool.runs(&identity) || skips.take(&identity).is_none() {
-            return Ok(());
-        }
-        // It ended meanwhile, and did not see the wish.
-        match self.skip_head(pool, lane, &identity, None, &by) {
-            Some(answer) => skipped(answer).await,
-            None => Err(VerbError::Conflict),
-        }
     }
 
     /// Stores the key whole, until it is replayed. What arrives goes behind.

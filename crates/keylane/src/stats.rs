@@ -36,6 +36,9 @@ pub struct KeyStats {
     pub paused: bool,
     /// Whether its first task is held back (by a hold, not by limits).
     pub held: bool,
+    /// Whether what waited was taken by a flush that is not over; always `false` for an
+    /// [`Executor`](crate::Executor).
+    pub flushing: bool,
 }
 
 /// The limits of one key.
@@ -55,6 +58,7 @@ impl KeyStats {
             limits: KeyLimits::of(state.limits),
             paused: state.paused,
             held: state.hold != Hold::Free,
+            flushing: state.flushing,
         }
     }
 }

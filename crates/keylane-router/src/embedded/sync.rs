@@ -121,17 +121,21 @@ fn sync(log: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_committed_during_a_sync_is_covered_by_the_next() {
+    /// Says when a sync begins, and lets it end when told to. The last is dropped first: a test that
+    /// fails waits for no sync.
+    fn gated() -> (mpsc::Receiver<()>, Syncer, mpsc::Sender<()>) {
         let (begun, begins) = mpsc::channel();
         let (go, may_end) = mpsc::channel::<()>();
         let syncer = Syncer::start_with(move || {
             begun.send(()).expect("the test listens");
             may_end.recv().map_err(|_| io::ErrorKind::Other.into())
-        })
-        .expect("starts");
-        // Dropped first: a test that fails waits for no sync.
-        let go = go;
+        });
+        (begins, syncer.expect("starts"), go)
+    }
+
+    #[test]
+    fn what_is_committed_during_a_sync_is_covered_by_the_next() {
+        let (begins, syncer, go) = gated();
         syncer.committed(1);
         begins.recv().expect("a sync begins");
         syncer.committed(10);
@@ -149,13 +153,7 @@ mod tests {
 
     #[test]
     fn what_was_committed_is_on_disk_when_it_ends() {
-        let (begun, begins) = mpsc::channel();
-        let (go, may_end) = mpsc::channel::<()>();
-        let syncer = Syncer::start_with(move || {
-            begun.send(()).expect("the test listens");
-            may_end.recv().map_err(|_| io::ErrorKind::Other.into())
-        })
-        .expect("starts");
+        let (begins, syncer, go) = gated();
         syncer.committed(1);
         begins.recv().expect("a sync begins");
         // Too late for the sync that is on its way.

@@ -201,6 +201,8 @@ pub struct LaneState {
     pub hold: Hold,
     /// The time before which its rate allows no start, when that is what it waits for.
     pub rate_until: Option<Time>,
+    /// Whether a flush has taken what waited and is not over.
+    pub flushing: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -750,6 +752,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             rate_until: extra
                 .filter(|extra| extra.rate_wait)
                 .and_then(|extra| extra.timer),
+            flushing: matches!(lane.flush, Flush::Out | Flush::OutWanted | Flush::OutNow),
         })
     }
 

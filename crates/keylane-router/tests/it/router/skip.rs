@@ -197,3 +197,39 @@ async fn a_skip_means_the_message_that_is_first_now_or_nothing() {
     assert_eq!(rig.store.inner.dead_letter_count().await.unwrap(), 1);
     assert_eq!(rig.calls(), ["1", "2", "3"]);
 }
+
+/// It goes between its lane and its attempts all the time, and is first wherever it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_on_its_way_between_lane_and_attempt_can_be_skipped() {
+    const MESSAGES: u64 = 400;
+    let (source, feeder) = test_source("t");
+    let dispatch = handler_fn(|_| async {
+        Outcome::NotYet {
+            after: Some(Duration::from_micros(50)),
+        }
+    });
+    let mut plan = quick_plan();
+    plan.stall_after = Duration::ZERO;
+    let builder = Router::builder()
+        .plan(plan)
+        .store(OddStore::new(|_| Does::Well));
+    let builder = builder.dispatch(dispatch).source("t", source);
+    let router = builder.start().await.unwrap();
+    let fed = |id: u64| Fed {
+        id,
+        key: Some("k"),
+        body: body("http://unused/", &id.to_string()),
+    };
+    feeder.feed((1..=MESSAGES).map(fed).collect());
+    until("all are there", || {
+        let pool = &router.pools()[0];
+        pool.queued + pool.in_flight == usize::try_from(MESSAGES).unwrap()
+    })
+    .await;
+    for id in 1..=MESSAGES {
+        let skipped = router.skip(lane(), identity(id), by()).await;
+        skipped.unwrap_or_else(|error| panic!("{id}: {error}"));
+        feeder.settled(usize::try_from(id).unwrap()).await;
+    }
+    router.stop(Duration::from_secs(5)).await;
+}

@@ -389,36 +389,67 @@ async fn a_key_whose_head_is_under_way_for_long_is_spilled_with_it() {
     rig.stop().await;
 }
 
+/// A router whose store says when it is asked to spill, and waits until it may.
+struct SlowSpill {
+    router: Router,
+    broker: Broker,
+    store: OddStore,
+    asked: Arc<Semaphore>,
+    go: Arc<Semaphore>,
+}
+
+impl SlowSpill {
+    async fn start(target: &Target) -> Self {
+        let (asked, go) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+        let store = OddStore::new({
+            let (asked, go) = (asked.clone(), go.clone());
+            move |call| match call {
+                "spill" => {
+                    asked.add_permits(1);
+                    Does::Waits(go.clone(), Box::new(Does::Well))
+                }
+                _ => Does::Well,
+            }
+        });
+        let mut plan = plan();
+        plan.sources.insert("s".into(), window(WINDOW));
+        let broker = Broker::default();
+        let builder = Router::builder().plan(plan).store(store.clone());
+        let builder = builder.dispatch(target.clone());
+        let router = builder.source("s", broker.source("s")).start().await;
+        Self {
+            router: router.unwrap(),
+            broker,
+            store,
+            asked,
+            go,
+        }
+    }
+}
+
+fn sent(key: &str, n: u64) -> Sent {
+    Sent {
+        key: Some(key.to_owned()),
+        n,
+        bytes: 10,
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_arrives_while_its_key_is_being_spilled_follows_it_at_once() {
-    let (asked, go) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let store = OddStore::new({
-        let (asked, go) = (asked.clone(), go.clone());
-        move |call| match call {
-            "spill" => {
-                asked.add_permits(1);
-                Does::Waits(go.clone(), Box::new(Does::Well))
-            }
-            _ => Does::Well,
-        }
-    });
     let target = Target::new(Arc::new(Recorder::in_memory()));
     let (door, others) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     target.set("slow", Answer::Hangs(door.clone()));
     for key in ["a", "b", "c", "d"] {
         target.set(key, Answer::Hangs(others.clone()));
     }
-    let mut plan = plan();
-    plan.sources.insert("s".into(), window(WINDOW));
-    let broker = Broker::default();
-    let builder = Router::builder().plan(plan).store(store.clone());
-    let builder = builder.dispatch(target).source("s", broker.source("s"));
-    let router = builder.start().await.unwrap();
-    let sent = |key: &str, n| Sent {
-        key: Some(key.to_owned()),
-        n,
-        bytes: 10,
-    };
+    let SlowSpill {
+        router,
+        broker,
+        store,
+        asked,
+        go,
+    } = SlowSpill::start(&target).await;
     // The window is full, and most of it is of one key.
     broker.publish((1..=4).map(|n| sent("slow", n)).collect::<Vec<_>>());
     broker.publish(["a", "b", "c", "d"].map(|key| sent(key, 1)).to_vec());
@@ -437,32 +468,20 @@ async fn what_arrives_while_its_key_is_being_spilled_follows_it_at_once() {
 /// The wait of the head goes with it to the store; the operator's wish comes in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_is_to_be_tried_at_once_while_it_is_spilled_is() {
-    let (asked, go) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let store = OddStore::new({
-        let (asked, go) = (asked.clone(), go.clone());
-        move |call| match call {
-            "spill" => {
-                asked.add_permits(1);
-                Does::Waits(go.clone(), Box::new(Does::Well))
-            }
-            _ => Does::Well,
-        }
-    });
     let target = Target::new(Arc::new(Recorder::in_memory()));
     target.set("bad", Answer::Fails);
-    let mut plan = plan();
-    plan.sources.insert("s".into(), window(WINDOW));
-    let broker = Broker::default();
-    let builder = Router::builder().plan(plan).store(store.clone());
-    let builder = builder.dispatch(target.clone());
-    let router = builder.source("s", broker.source("s")).start().await;
-    let router = router.unwrap();
-    let sent = |n| Sent {
-        key: Some("bad".to_owned()),
-        n,
-        bytes: 10,
-    };
-    broker.publish((1..=2 * WINDOW as u64).map(sent).collect::<Vec<_>>());
+    let SlowSpill {
+        router,
+        broker,
+        store,
+        asked,
+        go,
+    } = SlowSpill::start(&target).await;
+    broker.publish(
+        (1..=2 * WINDOW as u64)
+            .map(|n| sent("bad", n))
+            .collect::<Vec<_>>(),
+    );
     asked.acquire().await.unwrap().forget();
     target.heal();
     router.retry_now(lane("bad"), me()).await.unwrap();

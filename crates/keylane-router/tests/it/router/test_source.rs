@@ -210,7 +210,6 @@ impl Feeder {
         self.settler.settled.lock().unwrap().clone()
     }
 
-    /// Waits until this many settlements have arrived.
     /// Whether the source was closed.
     pub(crate) fn is_gone(&self) -> bool {
         self.batches.is_closed()
