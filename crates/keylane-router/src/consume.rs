@@ -3,11 +3,13 @@
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
+use std::hash::BuildHasher;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,13 +24,14 @@ use crate::jitter;
 use crate::lane::{LaneId, Owner, any_source};
 use crate::lease::{Book, Lease, Lost, Terms};
 use crate::map::Map;
-use crate::message::{BrokerId, Key, Message};
+use crate::message::{BrokerId, Key};
 use crate::one_pool::OnePool;
-use crate::parse::{self, Malformed};
+use crate::parcel::{Addresses, Parcel};
+use crate::parse;
 use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
 use crate::pool::{FULL_FOR, NotPut, Pool, Pushed};
 use crate::recent::Recent;
-use crate::renew::{Due, Leases, OnLoan, Renewals};
+use crate::renew::{Due, Leases, Renewals};
 use crate::room::{Place, Room as Shares, Share};
 use crate::router::Inner;
 use crate::source::{Bond, Features, Received, Room, SettleError, Settler, Source, SourceError};
@@ -183,7 +186,7 @@ pub(crate) fn start<S: Source>(
         stop: stop.clone(),
         counters: HashMap::new(),
         one_pool: features.key_lock.then(OnePool::default),
-        target: "".into(),
+        addresses: Addresses::default(),
         owners: [name.clone(), any_source()].map(|source| Owner::new(source, None)),
     };
     let no_more = takes_no_more.clone();
@@ -237,8 +240,9 @@ impl<R: Clone + Send> HeldIds for Held<R> {
     // Not by an index: what is out is no more than a window, and this is asked seldom.
     fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>) {
         let out = self.lock();
+        let ids: HashMap<IdHash, &str> = ids.iter().map(|id| (IdHash::of(id), *id)).collect();
         let entries = out.table.values();
-        to.extend(entries.filter_map(|entry| ids.get(&*entry.message)));
+        to.extend(entries.filter_map(|entry| ids.get(&entry.message)));
     }
 
     fn is_out(&self, id: &BrokerId) -> bool {
@@ -256,20 +260,31 @@ impl<R: Clone + Send> Window for Held<R> {
     }
 }
 
+/// Stands for the publisher's id of a message, which may be long.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct IdHash(u64);
+
+impl IdHash {
+    fn of(id: &str) -> Self {
+        static HASH: LazyLock<RandomState> = LazyLock::new(RandomState::default);
+        Self(HASH.hash_one(id))
+    }
+}
+
+/// There is one for each message that is out.
 struct Entry<R> {
-    /// The id in its body, which need not be the only one of its kind.
-    message: Arc<str>,
+    /// Of the id in its body, which need not be the only one of its kind.
+    message: IdHash,
     /// The newest one: a message that comes again while it is here is settled with that.
     receipt: R,
     /// How often it came: what was asked about an older receipt says nothing of the newest.
-    came: u64,
+    came: u32,
+    /// What it takes of its lane's share.
+    bytes: u32,
     lease: Option<Arc<Lease>>,
-    /// Since when it is out, at the earliest.
-    lent: Duration,
     counters: Arc<Counters>,
-    /// Its lane, and what it takes of that lane's share.
+    /// Its lane.
     place: Arc<Place>,
-    bytes: u64,
 }
 
 impl<R: Clone> Held<R> {
@@ -334,7 +349,6 @@ impl<R: Clone> Held<R> {
             };
             entry.receipt = received.receipt.clone();
             entry.came += 1;
-            entry.lent = lent;
             if let Some(lease) = &entry.lease {
                 lease.begin_over(lent, bond(&entry.receipt));
             }
@@ -348,11 +362,11 @@ impl<R: Clone> Held<R> {
     fn insert(
         &self,
         id: BrokerId,
-        (place, bytes): (Place, u64),
+        (place, bytes): (Place, u32),
         entry: impl FnOnce(Arc<Place>) -> Entry<R>,
     ) -> Arc<Place> {
         let mut out = self.lock();
-        let place = out.shares.add(place, bytes);
+        let place = out.shares.add(place, bytes.into());
         let entry = entry(place.clone());
         let first = out.table.is_empty() && entry.lease.is_some();
         out.table.insert(id, entry);
@@ -410,7 +424,7 @@ impl<R: Clone> Held<R> {
         let mut out = self.lock();
         for id in ids {
             if let Some(entry) = out.table.remove(id) {
-                out.shares.remove(&entry.place, entry.bytes);
+                out.shares.remove(&entry.place, entry.bytes.into());
             }
         }
         drop(out);
@@ -421,7 +435,7 @@ impl<R: Clone> Held<R> {
 /// A settlement on its way: whose, and which of its receipts went with it.
 struct Sent {
     id: BrokerId,
-    came: u64,
+    came: u32,
 }
 
 impl<R: Clone + Send> Book for Held<R> {
@@ -439,7 +453,7 @@ impl<R: Clone + Send> Book for Held<R> {
                 self.remember_acked([lost.id]);
             }
             if let Some(entry) = out.table.remove(lost.id) {
-                out.shares.remove(&entry.place, entry.bytes);
+                out.shares.remove(&entry.place, entry.bytes.into());
                 entry.lease.inspect(|lease| lease.give_up());
             }
             true
@@ -468,11 +482,10 @@ impl<R: Clone + Send + Sync + 'static> Leases<R> for Held<R> {
 
     // Not by an index: what is out is no more than a window, and it is looked at a few times in
     // the length of a lease.
-    fn look(&self, mut at: impl FnMut(&OnLoan<'_>, &dyn Fn() -> Due<R>)) {
+    fn look(&self, mut at: impl FnMut(&Arc<Lease>, &dyn Fn() -> Due<R>)) {
         for (id, entry) in &self.lock().table {
             let Some(lease) = &entry.lease else { continue };
-            let lent = entry.lent;
-            at(&OnLoan { lease, lent }, &|| Due {
+            at(lease, &|| Due {
                 id: id.clone(),
                 came: entry.came,
                 receipt: entry.receipt.clone(),
@@ -592,8 +605,8 @@ struct Consume<S: Source> {
     counters: HashMap<Arc<str>, Arc<Counters>>,
     /// Where the broker locks keys.
     one_pool: Option<OnePool>,
-    /// The last message's: most have the same, and it is kept once for them.
-    target: Arc<str>,
+    /// Where its messages go.
+    addresses: Addresses,
     /// Of lanes that are nobody's, of this source and of all.
     owners: [Arc<Owner>; 2],
 }
@@ -747,28 +760,24 @@ impl<S: Source> Consume<S> {
         received: Received<S::Receipt>,
         lent: Duration,
     ) -> (Arc<Pool>, Box<Delivery>) {
-        let parsed = parse::parse(&self.plan.envelope, &received);
-        let (mut message, fate) = match parsed {
-            Ok(message) => (message, Fate::Attempt),
-            Err(malformed) => (stand_in(&received), malformed_fate(malformed)),
+        let tenant = received.tenant.as_deref();
+        let envelope = &self.plan.envelope;
+        let unpacked = parse::unpack(envelope, &received, tenant, &mut self.addresses);
+        let (parcel, fate) = match unpacked {
+            Ok(parcel) => (parcel, Fate::Attempt),
+            Err(malformed) => {
+                let fate = Fate::dead_letter("malformed", malformed.text);
+                (parse::stand_in(&received, tenant), fate)
+            }
         };
-        if message.target == self.target {
-            message.target = self.target.clone();
-        } else {
-            self.target = message.target.clone();
-        }
-        if received.tenant.is_some() {
-            message.tenant = received.tenant.clone();
-        }
-        let key = message.key.clone();
         let (id, given) = (&received.identity.id, received.tenant.as_ref());
-        let lane_of = |scope| self.lane(scope, &message, id, given);
-        let code = message.pool.as_ref();
+        let lane_of = |scope| self.lane(scope, &parcel, id, given);
+        let code = parcel.address.pool.as_ref();
         let (pool, lane) = self
             .router
             .routes
             .route(code, lane_of, &self.router.counters);
-        if let Some(key) = &key {
+        if let Some(key) = &parcel.key {
             self.warn_of_two_pools(key, &pool.name);
         }
         let counters = self.counters_of(&pool);
@@ -781,16 +790,16 @@ impl<S: Source> Consume<S> {
             pool: pool.name.clone(),
             lane: lane.clone(),
         };
-        let (id, bytes) = (received.identity.id.clone(), received.body.len() as u64);
+        let bytes = u32::try_from(received.body.len()).unwrap_or(u32::MAX);
+        let id = received.identity.id.clone();
         let place = self.held.insert(id, (place, bytes), |place| Entry {
-            message: message.id.clone(),
+            message: IdHash::of(parcel.id(&received.body)),
             receipt: received.receipt.clone(),
             came: 0,
+            bytes,
             lease: lease.clone(),
-            lent,
             counters: counters.clone(),
             place,
-            bytes,
         });
         let stay = self.router.store.stay(&received.identity);
         let loan = Loan {
@@ -804,8 +813,10 @@ impl<S: Source> Consume<S> {
             lender: Lender::Source(self.end.clone()),
             lease,
         };
-        let mut delivery = Box::new(Delivery::new(loan, message, lane, stay, counters));
-        delivery.origin = self.router.dispatch.origin_of(&delivery.message);
+        let mut delivery = Box::new(Delivery::new(loan, parcel, lane, stay, counters));
+        let dispatch = &self.router.dispatch;
+        let address = &delivery.parcel.address;
+        address.locate(|target| dispatch.origin_of(target));
         delivery.fate = too_large(&delivery, &pool.plan()).unwrap_or(fate);
         (pool, delivery)
     }
@@ -827,12 +838,12 @@ impl<S: Source> Consume<S> {
     fn lane(
         &self,
         scope: LaneScope,
-        message: &Message,
+        parcel: &Parcel,
         id: &BrokerId,
         given: Option<&Arc<str>>,
     ) -> LaneId {
         // One worker takes one message after the other.
-        let key = message.key.as_ref();
+        let key = parcel.key.as_ref();
         let key = key.filter(|_| self.plan.workers != Some(NonZeroUsize::MIN));
         if let Some(key) = key {
             // Not the publisher's tenant: a lane is of one, and he may name several for a key.
@@ -847,7 +858,7 @@ impl<S: Source> Consume<S> {
         if serial {
             LaneId::keyless(self.owner(scope, None))
         } else {
-            let owner = self.owner(scope, given.or(message.tenant.as_ref()));
+            let owner = self.owner(scope, given.or(parcel.address.tenant.as_ref()));
             LaneId::alone(owner, id.clone())
         }
     }
@@ -976,10 +987,10 @@ impl<S: Source> Consume<S> {
         if pool.has(&delivery.lane) {
             return pool.clone();
         }
-        let (message, id) = (&delivery.message, &delivery.identity.id);
+        let (parcel, id) = (&delivery.parcel, &delivery.identity.id);
         let given = delivery.lane.tenant();
-        let lane_of = |scope| self.lane(scope, message, id, given);
-        let code = message.pool.as_ref();
+        let lane_of = |scope| self.lane(scope, parcel, id, given);
+        let code = parcel.address.pool.as_ref();
         let (pool, lane) = self
             .router
             .routes
@@ -1044,10 +1055,6 @@ fn give_back(delivery: Box<Delivery>) {
     });
 }
 
-fn malformed_fate(malformed: Malformed) -> Fate {
-    Fate::dead_letter("malformed", malformed.text)
-}
-
 fn too_large(delivery: &Delivery, plan: &PoolPlan) -> Option<Fate> {
     let size = delivery.body.len() as u64;
     (size > plan.max_message).then(|| {
@@ -1055,22 +1062,6 @@ fn too_large(delivery: &Delivery, plan: &PoolPlan) -> Option<Fate> {
         let text = format!("{size} bytes; max_message of its pool is {most}");
         Fate::dead_letter("too-large", text)
     })
-}
-
-/// What stands for a message whose body is none, so that it takes its place in its lane.
-fn stand_in<R>(received: &Received<R>) -> Message {
-    Message {
-        id: received.identity.id.to_string().into(),
-        key: received.key.clone(),
-        pool: None,
-        target: "".into(),
-        mediation_type: "".into(),
-        auth_token: None,
-        tenant: None,
-        payload: received.body.clone(),
-        content_type: "".into(),
-        headers: Vec::new(),
-    }
 }
 
 /// The settling side of one source.

@@ -15,6 +15,7 @@ use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::lease::Lease;
 use crate::message::{BrokerId, Identity, Message};
+use crate::parcel::Parcel;
 use crate::rescue;
 use crate::room::Place;
 use crate::source::BatchId;
@@ -130,9 +131,7 @@ pub(crate) struct Delivery {
     pub(crate) scale: Option<Scale>,
     pub(crate) batch: BatchId,
     pub(crate) body: Bytes,
-    pub(crate) message: Message,
-    /// Whom it will be sent to, for the breaker.
-    pub(crate) origin: Option<Arc<str>>,
+    pub(crate) parcel: Parcel,
     pub(crate) received: Instant,
     pub(crate) stay: Stay,
     /// How often in a row it had to wait for the same.
@@ -191,7 +190,7 @@ pub(crate) struct Loan {
 impl Delivery {
     pub(crate) fn new(
         loan: Loan,
-        message: Message,
+        parcel: Parcel,
         lane: LaneId,
         stay: Stay,
         counters: Arc<Counters>,
@@ -209,8 +208,7 @@ impl Delivery {
             scale: loan.scale,
             batch: loan.batch,
             body: loan.body,
-            message,
-            origin: None,
+            parcel,
             received: Instant::now(),
             stay,
             waits: 0,
@@ -228,6 +226,16 @@ impl Delivery {
             sequence: 0,
             lender: Some(loan.lender),
         }
+    }
+
+    /// What it is to whoever is called with it.
+    pub(crate) fn message(&self) -> Message {
+        self.parcel.message(&self.body)
+    }
+
+    /// The publisher's id; may repeat.
+    pub(crate) fn id(&self) -> &str {
+        self.parcel.id(&self.body)
     }
 
     /// What few have, to be changed.
@@ -301,17 +309,7 @@ impl Delivery {
 
     /// The bytes it takes of memory: its body, and its payload where that is not a part of it.
     pub(crate) fn bytes(&self) -> u64 {
-        let (body, payload) = (
-            self.body.as_ptr_range(),
-            self.message.payload.as_ptr_range(),
-        );
-        let inside = body.start <= payload.start && payload.end <= body.end;
-        let payload = if inside {
-            0
-        } else {
-            self.message.payload.len()
-        };
-        (self.body.len() + payload) as u64
+        (self.body.len() + self.parcel.beside()) as u64
     }
 
     /// Ends the loan.
@@ -362,8 +360,7 @@ impl Delivery {
             scale: self.scale,
             batch: self.batch,
             body: std::mem::take(&mut self.body),
-            message: self.message.clone(),
-            origin: self.origin.take(),
+            parcel: self.parcel.clone(),
             received: self.received,
             stay: self.stay,
             waits: self.waits,

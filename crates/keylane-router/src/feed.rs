@@ -12,8 +12,8 @@ use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
 use crate::fault;
 use crate::lane::LaneId;
 use crate::message::Identity;
+use crate::parcel::Addresses;
 use crate::parse;
-use crate::plan::Envelope;
 use crate::pool::Pool;
 use crate::router::Inner;
 use crate::source::BatchId;
@@ -313,16 +313,12 @@ impl Feeder {
     fn delivery(&self, pool: &Pool, row: ParkedRow) -> Box<Delivery> {
         let stored = row.message;
         let envelope = self.router.envelope_of(&stored.identity.source);
-        let (message, fate) = match parse::parse(&envelope, &stored) {
-            Ok(message) => (message, Fate::Attempt),
+        let addresses = &mut Addresses::default();
+        let (parcel, fate) = match parse::unpack(&envelope, &stored, None, addresses) {
+            Ok(parcel) => (parcel, Fate::Attempt),
             Err(malformed) => {
                 let fate = Fate::dead_letter("malformed", malformed.text);
-                let raw = Envelope::Raw {
-                    pool: pool.name.clone(),
-                    target: "".into(),
-                };
-                let message = parse::parse(&raw, &stored).expect("a raw body is always a message");
-                (message, fate)
+                (parse::stand_in(&stored, None), fate)
             }
         };
         let stay = self.router.store.stay(&stored.identity);
@@ -339,8 +335,10 @@ impl Feeder {
             lender: Lender::Row(self.to.clone(), row.row),
             lease: None,
         };
-        let mut delivery = Box::new(Delivery::new(loan, message, lane, stay, counters));
-        delivery.origin = self.router.dispatch.origin_of(&delivery.message);
+        let mut delivery = Box::new(Delivery::new(loan, parcel, lane, stay, counters));
+        let dispatch = &self.router.dispatch;
+        let address = &delivery.parcel.address;
+        address.locate(|target| dispatch.origin_of(target));
         delivery.fate = fate;
         delivery
     }

@@ -76,6 +76,8 @@ pub struct Lease {
     /// In nanoseconds of the clock; 0 when the broker said that it is over. Written under the lock
     /// of the source's book.
     until: AtomicU64,
+    /// Since when its message is out, at the earliest. As `until`.
+    lent: AtomicU64,
     terms: Arc<Terms>,
     /// What the message was lent over, where the loan ends with that. Written under the lock of the
     /// source's book.
@@ -88,6 +90,7 @@ impl Lease {
     pub(crate) fn new(terms: Arc<Terms>, began: Duration, bond: Option<Bond>) -> Arc<Self> {
         Arc::new(Self {
             until: AtomicU64::new(terms.end(began)),
+            lent: AtomicU64::new(nanos(began)),
             terms,
             bond: Mutex::new(bond),
             place: Mutex::default(),
@@ -116,7 +119,13 @@ impl Lease {
     /// The message came again then, over this.
     pub(crate) fn begin_over(&self, at: Duration, bond: Option<Bond>) {
         *self.bond() = bond;
+        self.lent.store(nanos(at), Ordering::SeqCst);
         self.begin(at);
+    }
+
+    /// Since when its message is out, at the earliest.
+    pub(crate) fn lent(&self) -> Duration {
+        Duration::from_nanos(self.lent.load(Ordering::SeqCst))
     }
 
     /// Its message is forgotten here. Where the broker does not know that by itself, everything

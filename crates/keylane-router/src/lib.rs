@@ -29,6 +29,7 @@ mod map;
 pub mod message;
 mod one_pool;
 pub mod outcome;
+mod parcel;
 pub mod parse;
 pub mod plan;
 mod pool;

@@ -183,12 +183,12 @@ impl Shared {
 
     /// A line of the history, written before the source is told.
     pub(crate) fn note(&self, delivery: &Delivery, kind: EventKind, outcome: &'static str) {
-        self.note_id(&delivery.message.id, kind, outcome);
+        self.note_id(delivery.id(), kind, outcome);
     }
 
-    pub(crate) fn note_id(&self, id: &Arc<str>, kind: EventKind, outcome: &'static str) {
+    pub(crate) fn note_id(&self, id: &str, kind: EventKind, outcome: &'static str) {
         if let Some(history) = &self.history {
-            let event = Event::new(kind, By::Router).id(id.clone());
+            let event = Event::new(kind, By::Router).id(id);
             if let Err(error) = history.record(event.outcome(outcome)) {
                 tracing::error!("the history cannot be written: {error}");
             }
@@ -1003,11 +1003,9 @@ impl Attempts {
                 .wait_seconds
                 .note(delivery.received.elapsed());
         }
-        let span = trace::attempt(&self.shared, &self.name, slot, &delivery);
-        let called = self
-            .shared
-            .dispatch
-            .attempt_boxed(&delivery.message, &attempt);
+        let message = delivery.message();
+        let span = trace::attempt(&self.shared, &self.name, slot, &delivery, &message);
+        let called = self.shared.dispatch.attempt_boxed(&message, &attempt);
         let started = Instant::now();
         let outcome = tokio::select! {
             biased;
@@ -1062,7 +1060,7 @@ impl Attempts {
         }
         let line = Line {
             scale,
-            pool: delivery.message.pool.as_deref().unwrap_or(DEFAULT),
+            pool: delivery.parcel.address.pool.as_deref().unwrap_or(DEFAULT),
             key: lane.key(),
         };
         let start = if lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch {
@@ -1507,7 +1505,7 @@ impl Attempts {
 
     /// Whether the origin's breaker lets a call through; if not, the lane is woken when it does.
     fn breaker_allows(&self, delivery: &Delivery) -> bool {
-        let Some(origin) = &delivery.origin else {
+        let Some(origin) = delivery.parcel.address.origin() else {
             return true;
         };
         let check = || {
@@ -1525,7 +1523,7 @@ impl Attempts {
     }
 
     fn begin(&self, delivery: &Delivery) -> Result<Option<breaker::Call>, ()> {
-        let Some(origin) = &delivery.origin else {
+        let Some(origin) = delivery.parcel.address.origin() else {
             return Ok(None);
         };
         let call = self

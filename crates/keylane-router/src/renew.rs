@@ -26,23 +26,16 @@ pub(crate) trait Leases<R>: Send + Sync + 'static {
     /// Waits until it is doubtful whether what is out is still lent.
     fn doubted(&self) -> impl Future<Output = ()> + Send;
     /// Looks at every lease, with a way to renew it.
-    fn look(&self, at: impl FnMut(&OnLoan<'_>, &dyn Fn() -> Due<R>));
+    fn look(&self, at: impl FnMut(&Arc<Lease>, &dyn Fn() -> Due<R>));
     /// Hands out the lease that was to be renewed, unless its message was settled or came again
     /// meanwhile.
     fn renewed(&self, due: &Due<R>, with: impl FnOnce(&Arc<Lease>));
 }
 
-/// A message that is out.
-pub(crate) struct OnLoan<'a> {
-    pub(crate) lease: &'a Arc<Lease>,
-    /// Since when, at the earliest.
-    pub(crate) lent: Duration,
-}
-
 /// A lease that is to be renewed.
 pub(crate) struct Due<R> {
     pub(crate) id: BrokerId,
-    pub(crate) came: u64,
+    pub(crate) came: u32,
     pub(crate) receipt: R,
 }
 
@@ -83,12 +76,12 @@ impl<T: Settler, H: Leases<T::Receipt>> Renewals<T, H> {
         let mut lost = Vec::new();
         let mut old = Vec::new();
         let now = self.terms.clock.now();
-        self.held.look(|out, to_renew| {
-            let left = out.lease.left();
+        self.held.look(|lease, to_renew| {
+            let left = lease.left();
             if left.is_zero() {
-                lost.push(out.lease.clone());
-            } else if self.is_old(now.saturating_sub(out.lent)) {
-                old.push(out.lease.clone());
+                lost.push(lease.clone());
+            } else if self.is_old(now.saturating_sub(lease.lent())) {
+                old.push(lease.clone());
             } else if doubted || left < self.terms.length / 2 {
                 due.push(to_renew());
             }

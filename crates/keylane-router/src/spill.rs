@@ -88,7 +88,7 @@ impl Overflowing {
     /// Keeps the lender of a message that is about to be called.
     pub(crate) fn lend(&self, delivery: &mut Delivery, pool: &Arc<str>) -> Arc<Lent> {
         let lent = Arc::new(Lent {
-            message: delivery.message.id.clone(),
+            message: delivery.id().into(),
             stored: delivery.to_stored(delivery.lane.name(pool)),
             counters: delivery.counters.clone(),
             lender: tokio::sync::Mutex::new(delivery.lend()),

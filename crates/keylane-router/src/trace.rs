@@ -39,7 +39,13 @@ impl Described {
 }
 
 /// The span of one attempt of this message.
-pub(crate) fn attempt(shared: &Shared, pool: &str, slot: usize, delivery: &Delivery) -> Span {
+pub(crate) fn attempt(
+    shared: &Shared,
+    pool: &str,
+    slot: usize,
+    delivery: &Delivery,
+    message: &Message,
+) -> Span {
     let identity = &delivery.identity;
     // Values of fields are made only if somebody listens: so is all that is asked for here.
     let source = LazyCell::new(|| shared.described(&identity.source));
@@ -48,7 +54,7 @@ pub(crate) fn attempt(shared: &Shared, pool: &str, slot: usize, delivery: &Deliv
         Some(source) => &source.destination,
         None => &identity.source,
     });
-    let parent = LazyCell::new(|| Parent::of(&delivery.message));
+    let parent = LazyCell::new(|| Parent::of(message));
     let span = tracing::debug_span!(
         target: "keylane_router::attempt",
         "attempt",
@@ -71,7 +77,7 @@ pub(crate) fn attempt(shared: &Shared, pool: &str, slot: usize, delivery: &Deliv
     if !span.is_disabled()
         && let Some(link) = &shared.link
     {
-        link(&span, &delivery.message);
+        link(&span, message);
     }
     span
 }

@@ -277,8 +277,8 @@ impl Dispatch for HttpDispatch {
         masked(outcome, message, attempt)
     }
 
-    fn origin(&self, message: &Message) -> Option<Arc<str>> {
-        let target = self.known.get(&message.target).ok()?;
+    fn origin(&self, target: &str) -> Option<Arc<str>> {
+        let target = self.known.get(target).ok()?;
         Some(target.origin().clone())
     }
 

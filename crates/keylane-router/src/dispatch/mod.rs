@@ -80,10 +80,11 @@ pub trait Dispatch: Send + Sync + 'static {
         attempt: &'a Attempt,
     ) -> impl Future<Output = Outcome> + Send + 'a;
 
-    /// Whom the message would be sent to (`https://host:443`): what a circuit breaker goes by.
-    /// `None` where no breaker applies: calls in this process, targets that cannot be called.
-    fn origin(&self, message: &Message) -> Option<Arc<str>> {
-        let _ = message;
+    /// Whom a message for this target would be sent to (`https://host:443`): what a circuit breaker
+    /// goes by. `None` where no breaker applies: calls in this process, targets that cannot be
+    /// called. Not asked for every message: many have the same target.
+    fn origin(&self, target: &str) -> Option<Arc<str>> {
+        let _ = target;
         None
     }
 
@@ -104,7 +105,7 @@ pub trait DynDispatch: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 
     /// As [`Dispatch::origin`].
-    fn origin_of(&self, message: &Message) -> Option<Arc<str>>;
+    fn origin_of(&self, target: &str) -> Option<Arc<str>>;
 
     /// As [`Dispatch::source_added`].
     fn told_of(&self, name: &Arc<str>, kind: &SourceKind);
@@ -119,11 +120,11 @@ impl<D: Dispatch> DynDispatch for D {
         Box::pin(self.attempt(message, attempt))
     }
 
-    fn origin_of(&self, message: &Message) -> Option<Arc<str>> {
+    fn origin_of(&self, target: &str) -> Option<Arc<str>> {
         // Its attempt will tell; whoever asks here has other messages to see to.
-        let origin = std::panic::AssertUnwindSafe(|| self.origin(message));
+        let origin = std::panic::AssertUnwindSafe(|| self.origin(target));
         std::panic::catch_unwind(origin).unwrap_or_else(|_| {
-            tracing::error!("the origin of a message could not be told: the dispatch panicked");
+            tracing::error!("the origin of a target could not be told: the dispatch panicked");
             None
         })
     }

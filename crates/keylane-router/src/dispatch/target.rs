@@ -175,7 +175,7 @@ pub(super) struct Known {
 
 impl Known {
     /// Parses `url`, or finds what it was parsed to before.
-    pub(super) fn get(&self, url: &Arc<str>) -> Result<Arc<TargetUrl>, TargetError> {
+    pub(super) fn get(&self, url: &str) -> Result<Arc<TargetUrl>, TargetError> {
         if let Some(known) = self.by_url.read().expect("never poisoned").get(url) {
             return Ok(known.clone());
         }
@@ -185,7 +185,7 @@ impl Known {
             // What is in use comes back by itself; an order of use would cost every lookup.
             by_url.clear();
         }
-        by_url.insert(url.clone(), target.clone());
+        by_url.insert(url.into(), target.clone());
         Ok(target)
     }
 }
@@ -280,7 +280,7 @@ mod tests {
         let first = known.get(&url).expect("valid");
         assert!(Arc::ptr_eq(&first, &known.get(&url).expect("valid")));
         for n in 0..3 * REMEMBERED {
-            known.get(&format!("http://h/{n}").into()).expect("valid");
+            known.get(&format!("http://h/{n}")).expect("valid");
         }
         assert!(known.by_url.read().expect("never poisoned").len() <= REMEMBERED);
     }

@@ -5,49 +5,45 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use super::{Problem, is_blank};
 use crate::dispatch::headers;
-use crate::message::Key;
 
 /// A message may be delayed by this much.
 const LONGEST_DELAY: f64 = 366.0 * 24.0 * 3600.0;
 
-static HTTP: LazyLock<Arc<str>> = LazyLock::new(|| "HTTP".into());
-static JSON: LazyLock<Arc<str>> = LazyLock::new(|| "application/json".into());
-static BYTES: LazyLock<Arc<str>> = LazyLock::new(|| "application/octet-stream".into());
-
 /// The mediation type when none is given.
-pub(super) fn http() -> Arc<str> {
-    HTTP.clone()
-}
+pub(super) const HTTP: &str = "HTTP";
+const JSON: &str = "application/json";
+/// The type of a payload that may be anything.
+pub(super) const BYTES: &str = "application/octet-stream";
 
 /// An envelope whose fields are all in order.
 #[derive(Debug)]
-pub(super) struct Fields {
-    pub(super) id: Option<Arc<str>>,
-    pub(super) pool: Option<Arc<str>>,
-    pub(super) auth_token: Option<Arc<str>>,
-    pub(super) mediation_type: Arc<str>,
-    pub(super) target: Arc<str>,
-    pub(super) key: Option<Key>,
-    pub(super) payload: Option<Bytes>,
-    pub(super) content_type: Arc<str>,
+pub(super) struct Fields<'a> {
+    pub(super) id: Option<Cow<'a, str>>,
+    pub(super) pool: Option<Cow<'a, str>>,
+    pub(super) auth_token: Option<Cow<'a, str>>,
+    pub(super) mediation_type: Cow<'a, str>,
+    pub(super) target: Cow<'a, str>,
+    /// Never blank.
+    pub(super) key: Option<Cow<'a, str>>,
+    pub(super) payload: Option<Cow<'a, [u8]>>,
+    pub(super) content_type: Cow<'a, str>,
     pub(super) headers: Vec<(Arc<str>, Arc<str>)>,
     /// Names in `headers` that a message cannot set; they are not in `headers`.
     pub(super) not_theirs: Vec<String>,
-    pub(super) tenant: Option<Arc<str>>,
+    pub(super) tenant: Option<Cow<'a, str>>,
     pub(super) delay: Duration,
-    pub(super) deduplication_id: Option<Arc<str>>,
+    pub(super) deduplication_id: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
@@ -81,9 +77,9 @@ struct Wire<'a> {
     deduplication_id: Option<&'a RawValue>,
 }
 
-impl Fields {
+impl<'a> Fields<'a> {
     /// Reads an envelope; all problems at once, their pointers beginning at the envelope.
-    pub(super) fn read(body: &Bytes) -> Result<Self, Vec<Problem>> {
+    pub(super) fn read(body: &'a [u8]) -> Result<Self, Vec<Problem>> {
         // Serde would take an array for a struct.
         if body.trim_ascii_start().first() != Some(&b'{') {
             return Err(vec![Problem::new(
@@ -95,7 +91,7 @@ impl Fields {
         let wire: Wire<'_> =
             serde_json::from_slice(body).map_err(|error| vec![not_json(&error)])?;
         let mut reader = Reader::default();
-        let fields = reader.fields(&wire, body);
+        let fields = reader.fields(&wire);
         match reader.problems.is_empty() {
             true => Ok(fields),
             false => Err(reader.problems),
@@ -120,9 +116,9 @@ struct Reader {
 }
 
 impl Reader {
-    fn fields(&mut self, wire: &Wire<'_>, body: &Bytes) -> Fields {
+    fn fields<'a>(&mut self, wire: &Wire<'a>) -> Fields<'a> {
         let mediation_type = self.text("mediationType", wire.mediation_type);
-        let mediation_type = mediation_type.unwrap_or_else(http);
+        let mediation_type = mediation_type.unwrap_or(Cow::Borrowed(HTTP));
         let (headers, not_theirs, their_type) = self.headers(wire.headers);
         let content_type = self.content_type(wire.content_type).or(their_type);
         Fields {
@@ -132,8 +128,8 @@ impl Reader {
             target: self.target(wire.mediation_target, &mediation_type),
             mediation_type,
             key: self.key(wire.message_group_id),
-            payload: self.payload(wire, body),
-            content_type: content_type.unwrap_or_else(|| default_type(wire)),
+            payload: self.payload(wire),
+            content_type: content_type.unwrap_or(Cow::Borrowed(default_type(wire))),
             headers,
             not_theirs,
             tenant: self.text("tenant", wire.tenant),
@@ -143,9 +139,9 @@ impl Reader {
     }
 
     /// A string; blank is absent.
-    fn text(&mut self, name: &str, raw: Option<&RawValue>) -> Option<Arc<str>> {
+    fn text<'a>(&mut self, name: &str, raw: Option<&'a RawValue>) -> Option<Cow<'a, str>> {
         let text = self.string(name, raw)?;
-        (!text.trim().is_empty()).then(|| text.into())
+        (!text.trim().is_empty()).then_some(text)
     }
 
     fn string<'a>(&mut self, name: &str, raw: Option<&'a RawValue>) -> Option<Cow<'a, str>> {
@@ -169,7 +165,7 @@ impl Reader {
         read
     }
 
-    fn target(&mut self, raw: Option<&RawValue>, mediation_type: &str) -> Arc<str> {
+    fn target<'a>(&mut self, raw: Option<&'a RawValue>, mediation_type: &str) -> Cow<'a, str> {
         let before = self.problems.len();
         if let Some(target) = self.text("mediationTarget", raw) {
             return target;
@@ -182,18 +178,18 @@ impl Reader {
                 "send the URL to deliver to",
             );
         }
-        "".into()
+        Cow::Borrowed("")
     }
 
-    fn key(&mut self, raw: Option<&RawValue>) -> Option<Key> {
-        let key = Key::new(self.string("messageGroupId", raw)?.as_bytes());
-        (!is_blank(&key)).then_some(key)
+    fn key<'a>(&mut self, raw: Option<&'a RawValue>) -> Option<Cow<'a, str>> {
+        let key = self.string("messageGroupId", raw)?;
+        (!is_blank(key.as_bytes())).then_some(key)
     }
 
-    fn payload(&mut self, wire: &Wire<'_>, body: &Bytes) -> Option<Bytes> {
+    fn payload<'a>(&mut self, wire: &Wire<'a>) -> Option<Cow<'a, [u8]>> {
         match (wire.payload, wire.payload_base64) {
-            (Some(raw), None) => Some(body.slice_ref(raw.get().as_bytes())),
-            (None, Some(raw)) => self.base64(raw),
+            (Some(raw), None) => Some(Cow::Borrowed(raw.get().as_bytes())),
+            (None, Some(raw)) => self.base64(raw).map(Cow::Owned),
             (None, None) => None,
             (Some(_), Some(_)) => {
                 let detail = "there is a `payload` too";
@@ -203,17 +199,17 @@ impl Reader {
         }
     }
 
-    fn base64(&mut self, raw: &RawValue) -> Option<Bytes> {
+    fn base64(&mut self, raw: &RawValue) -> Option<Vec<u8>> {
         let text = self.string("payloadBase64", Some(raw))?;
         let decoded = STANDARD.decode(text.as_bytes()).ok();
         if decoded.is_none() {
             let remedy = "use the standard alphabet, with padding";
             self.problem("payloadBase64", "it is not Base64", remedy);
         }
-        decoded.map(Bytes::from)
+        decoded
     }
 
-    fn content_type(&mut self, raw: Option<&RawValue>) -> Option<Arc<str>> {
+    fn content_type<'a>(&mut self, raw: Option<&'a RawValue>) -> Option<Cow<'a, str>> {
         let text = self.text("contentType", raw)?;
         if !headers::can_be_sent("content-type", &text) {
             let detail = "it has characters that no header can carry";
@@ -242,10 +238,10 @@ impl Reader {
 
     /// What may be sent; the names of what may not; and `content-type`, which is a field of ours.
     #[allow(clippy::type_complexity)] // three lists of one loop, named at their only use
-    fn headers(
+    fn headers<'a>(
         &mut self,
-        raw: Option<&RawValue>,
-    ) -> (Vec<(Arc<str>, Arc<str>)>, Vec<String>, Option<Arc<str>>) {
+        raw: Option<&'a RawValue>,
+    ) -> (Vec<(Arc<str>, Arc<str>)>, Vec<String>, Option<Cow<'a, str>>) {
         let (mut theirs, mut not_theirs, mut content_type) = (Vec::new(), Vec::new(), None);
         let what = "an object of strings";
         let all =
@@ -256,7 +252,7 @@ impl Reader {
                 let detail = "no header can have this name or value";
                 self.problem(&pointer, detail, "use visible ASCII characters");
             } else if name.eq_ignore_ascii_case("content-type") {
-                content_type = Some(value.into());
+                content_type = Some(Cow::Owned(value));
             } else if headers::is_theirs(&name) {
                 theirs.push((name.into(), value.into()));
             } else {
@@ -272,10 +268,10 @@ impl Reader {
     }
 }
 
-fn default_type(wire: &Wire<'_>) -> Arc<str> {
+fn default_type(wire: &Wire<'_>) -> &'static str {
     match wire.payload_base64 {
-        Some(_) => BYTES.clone(),
-        None => JSON.clone(),
+        Some(_) => BYTES,
+        None => JSON,
     }
 }
 

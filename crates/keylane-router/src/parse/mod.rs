@@ -6,11 +6,13 @@
 mod envelope;
 pub mod publish;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::message::{Identity, Key, Message};
+use crate::parcel::{Addresses, Parcel, Part, Spelled};
 use crate::plan::Envelope;
 use crate::source::Received;
 use crate::store::Stored;
@@ -69,58 +71,123 @@ pub fn parse<'a>(
     incoming: impl Into<Incoming<'a>>,
 ) -> Result<Message, Malformed> {
     let incoming = incoming.into();
-    let mut message = match envelope {
-        Envelope::Keylane => keylane(&incoming)?,
-        Envelope::Raw { pool, target } => raw(&incoming, pool, target),
-    };
-    pass_trace_on(&incoming, &mut message);
-    Ok(message)
+    let parcel = unpack(envelope, incoming, None, &mut Addresses::default())?;
+    Ok(parcel.message(incoming.body))
 }
 
-fn keylane(incoming: &Incoming<'_>) -> Result<Message, Malformed> {
-    let fields = Fields::read(incoming.body).map_err(|problems| Malformed {
+/// Reads a body as a message to be kept beside it. The tenant is the one that its source gave it, if
+/// any.
+pub(crate) fn unpack<'a>(
+    envelope: &Envelope,
+    incoming: impl Into<Incoming<'a>>,
+    tenant: Option<&str>,
+    addresses: &mut Addresses,
+) -> Result<Parcel, Malformed> {
+    let incoming = incoming.into();
+    match envelope {
+        Envelope::Keylane => keylane(&incoming, tenant, addresses),
+        Envelope::Raw { pool, target } => Ok(raw(&incoming, pool, target, tenant, addresses)),
+    }
+}
+
+fn keylane(
+    incoming: &Incoming<'_>,
+    tenant: Option<&str>,
+    addresses: &mut Addresses,
+) -> Result<Parcel, Malformed> {
+    let body = incoming.body;
+    let mut fields = Fields::read(body).map_err(|problems| Malformed {
         text: problems
             .iter()
             .map(|problem| format!("{}: {}", problem.pointer, problem.detail))
             .collect::<Vec<_>>()
             .join("; "),
     })?;
-    let id = fields.id.clone();
-    let id = id.unwrap_or_else(|| incoming.identity.id.to_string().into());
-    let key = incoming.key.filter(|key| !is_blank(key)).cloned();
-    Ok(Message {
-        key: key.or(fields.key),
-        pool: fields.pool,
-        target: fields.target,
-        mediation_type: fields.mediation_type,
-        auth_token: fields.auth_token,
-        tenant: fields.tenant,
-        payload: fields.payload.unwrap_or_else(|| pointer_payload(&id)),
-        content_type: fields.content_type,
-        headers: fields.headers,
+    let mut headers = std::mem::take(&mut fields.headers);
+    pass_trace_on(incoming, &mut headers);
+    let spelled = Spelled {
+        pool: fields.pool.as_deref(),
+        target: &fields.target,
+        mediation_type: &fields.mediation_type,
+        auth_token: fields.auth_token.as_deref(),
+        tenant: tenant.or(fields.tenant.as_deref()),
+        content_type: &fields.content_type,
+    };
+    let address = addresses.get(spelled, headers);
+    let own_key = || fields.key.as_deref().map(Key::from);
+    let key = given_key(incoming).or_else(own_key);
+    let id = match fields.id {
+        Some(Cow::Borrowed(id)) => Part::find(id.as_bytes(), body).unwrap_or_else(|| own(id)),
+        Some(Cow::Owned(id)) => own(&id),
+        None => own(&incoming.identity.id.to_string()),
+    };
+    let payload = match fields.payload {
+        Some(Cow::Borrowed(payload)) => Part::find(payload, body)
+            .unwrap_or_else(|| Part::Own(Box::new(Bytes::copy_from_slice(payload)))),
+        Some(Cow::Owned(payload)) => Part::Own(Box::new(payload.into())),
+        None => Part::Own(Box::new(pointer_payload(id.text(body)))),
+    };
+    Ok(Parcel {
         id,
+        payload,
+        key,
+        address,
     })
 }
 
-fn raw(incoming: &Incoming<'_>, pool: &Arc<str>, target: &Arc<str>) -> Message {
-    Message {
-        id: incoming.identity.id.to_string().into(),
-        key: incoming.key.filter(|key| !is_blank(key)).cloned(),
-        pool: Some(pool.clone()),
-        target: target.clone(),
-        mediation_type: envelope::http(),
+fn raw(
+    incoming: &Incoming<'_>,
+    pool: &str,
+    target: &str,
+    tenant: Option<&str>,
+    addresses: &mut Addresses,
+) -> Parcel {
+    let content_type = header(incoming.headers, "content-type");
+    let spelled = Spelled {
+        pool: Some(pool),
+        target,
+        mediation_type: envelope::HTTP,
         auth_token: None,
-        tenant: None,
-        payload: incoming.body.clone(),
-        content_type: header(incoming.headers, "content-type")
-            .unwrap_or_else(|| "application/octet-stream".into()),
-        headers: Vec::new(),
+        tenant,
+        content_type: content_type.as_deref().unwrap_or(envelope::BYTES),
+    };
+    let mut headers = Vec::new();
+    pass_trace_on(incoming, &mut headers);
+    Parcel {
+        id: own(&incoming.identity.id.to_string()),
+        payload: Part::whole(incoming.body),
+        key: given_key(incoming),
+        address: addresses.get(spelled, headers),
     }
 }
 
+/// What stands for a body that is no message, so that it takes its place in its lane.
+pub(crate) fn stand_in<'a>(incoming: impl Into<Incoming<'a>>, tenant: Option<&str>) -> Parcel {
+    let incoming = incoming.into();
+    let spelled = Spelled {
+        tenant,
+        ..Spelled::default()
+    };
+    Parcel {
+        id: own(&incoming.identity.id.to_string()),
+        payload: Part::whole(incoming.body),
+        key: incoming.key.cloned(),
+        address: spelled.with(Vec::new()),
+    }
+}
+
+fn own(id: &str) -> Part<Arc<str>> {
+    Part::Own(id.into())
+}
+
+fn given_key(incoming: &Incoming<'_>) -> Option<Key> {
+    let key = incoming.key.filter(|key| !is_blank(key.as_bytes()));
+    key.cloned()
+}
+
 /// A blank group id means "keyless": publishers that always fill the field in mean that.
-fn is_blank(key: &Key) -> bool {
-    key.as_bytes().trim_ascii().is_empty()
+fn is_blank(key: &[u8]) -> bool {
+    key.trim_ascii().is_empty()
 }
 
 /// What the target gets of a message without a payload: whom to ask about.
@@ -130,15 +197,15 @@ fn pointer_payload(id: &str) -> Bytes {
 }
 
 /// The trace goes on even if only the broker's headers carry it; the message's own wins.
-fn pass_trace_on(incoming: &Incoming<'_>, message: &mut Message) {
-    if header(&message.headers, "traceparent").is_some() {
+fn pass_trace_on(incoming: &Incoming<'_>, headers: &mut Vec<(Arc<str>, Arc<str>)>) {
+    if header(headers, "traceparent").is_some() {
         return;
     }
     for name in ["traceparent", "tracestate"] {
         if let Some(value) = header(incoming.headers, name)
             && crate::dispatch::headers::can_be_sent(name, &value)
         {
-            message.headers.push((name.into(), value));
+            headers.push((name.into(), value));
         }
     }
 }

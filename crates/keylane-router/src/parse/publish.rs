@@ -106,7 +106,7 @@ fn one(body: &Bytes, pointer: &str) -> Result<Publication, Vec<Problem>> {
 }
 
 /// What would be let pass from a broker, where it is too late, but can be mended by a publisher.
-fn strict(fields: &Fields, body: &Bytes) -> Vec<Problem> {
+fn strict(fields: &Fields<'_>, body: &Bytes) -> Vec<Problem> {
     let mut problems = Vec::new();
     if fields.mediation_type.eq_ignore_ascii_case("HTTP")
         && let Err(error) = TargetUrl::parse(&fields.target)
@@ -141,15 +141,18 @@ fn has_id(body: &Bytes) -> bool {
     fields.is_some_and(|fields| fields.contains_key("id"))
 }
 
-fn publication(fields: Fields, body: &Bytes) -> Publication {
+fn publication(fields: Fields<'_>, body: &Bytes) -> Publication {
     let (id, body) = match fields.id {
-        Some(id) => (id, body.clone()),
+        Some(id) => (id.into(), body.clone()),
         None => with_id(body),
     };
     Publication {
-        deduplication_id: fields.deduplication_id.unwrap_or_else(|| id.clone()),
-        key: fields.key,
-        pool: fields.pool,
+        deduplication_id: match fields.deduplication_id {
+            Some(own) => own.into(),
+            None => id.clone(),
+        },
+        key: fields.key.map(|key| Key::from(&*key)),
+        pool: fields.pool.map(Into::into),
         delay: fields.delay,
         id,
         body,

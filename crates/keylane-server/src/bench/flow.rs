@@ -120,8 +120,8 @@ impl Dispatch for Target {
         Outcome::Delivered
     }
 
-    fn origin(&self, message: &Message) -> Option<Arc<str>> {
-        Some(message.target.clone())
+    fn origin(&self, target: &str) -> Option<Arc<str>> {
+        Some(target.into())
     }
 }
 

@@ -181,9 +181,12 @@ pub(crate) fn name(sent: &Sent) -> String {
 
 fn body(sent: &Sent) -> Bytes {
     let id = name(sent);
-    let filler = "x".repeat(sent.bytes);
-    format!(r#"{{"id":"{id}","mediationTarget":"http://127.0.0.1:1/","payload":"{filler}"}}"#)
-        .into()
+    let origin = id.split('-').next().unwrap_or_default();
+    let (target, filler) = (
+        format!("http://127.0.0.1:1/{origin}"),
+        "x".repeat(sent.bytes),
+    );
+    format!(r#"{{"id":"{id}","mediationTarget":"{target}","payload":"{filler}"}}"#).into()
 }
 
 pub(crate) struct BrokerSource {

@@ -48,8 +48,8 @@ impl Dispatch for Noting {
         outcome
     }
 
-    fn origin(&self, message: &Message) -> Option<Arc<str>> {
-        self.http.origin(message)
+    fn origin(&self, target: &str) -> Option<Arc<str>> {
+        self.http.origin(target)
     }
 
     fn source_added(&self, name: &Arc<str>, kind: &SourceKind) {

@@ -113,7 +113,7 @@ impl Dispatch for Target {
         }
     }
 
-    fn origin(&self, _: &Message) -> Option<Arc<str>> {
+    fn origin(&self, _: &str) -> Option<Arc<str>> {
         Some("o".into())
     }
 }

@@ -66,8 +66,8 @@ impl Dispatch for Targets {
         }
     }
 
-    fn origin(&self, message: &Message) -> Option<Arc<str>> {
-        let host = message.target.trim_start_matches("http://");
+    fn origin(&self, target: &str) -> Option<Arc<str>> {
+        let host = target.trim_start_matches("http://");
         host.split('/').next().map(Arc::from)
     }
 }

@@ -106,8 +106,8 @@ impl Dispatch for Target {
     }
 
     /// Keys `o3-…` go to the origin `o3`.
-    fn origin(&self, message: &Message) -> Option<Arc<str>> {
-        let (origin, _) = message.id.split_once('-')?;
+    fn origin(&self, target: &str) -> Option<Arc<str>> {
+        let (_, origin) = target.rsplit_once('/')?;
         Some(origin.into())
     }
 }

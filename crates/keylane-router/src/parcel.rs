@@ -1,0 +1,200 @@
+//! A message as it waits in a lane: small, because there may be very many. What is its own are parts
+//! of its body; where it goes is kept once for all that go there.
+
+use std::hash::BuildHasher;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+
+use crate::map::Map;
+use crate::message::{Key, Message};
+
+/// So many different addresses are remembered.
+const REMEMBERED: usize = 256;
+
+/// Where a message goes, and how. Fields as in [`Message`].
+#[derive(Debug)]
+pub(crate) struct Address {
+    pub(crate) pool: Option<Arc<str>>,
+    pub(crate) target: Arc<str>,
+    pub(crate) mediation_type: Arc<str>,
+    pub(crate) auth_token: Option<Arc<str>>,
+    pub(crate) tenant: Option<Arc<str>>,
+    pub(crate) content_type: Arc<str>,
+    pub(crate) headers: Vec<(Arc<str>, Arc<str>)>,
+    /// Whom it would be sent to, once somebody knows.
+    origin: OnceLock<Option<Arc<str>>>,
+}
+
+/// An address as a body has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Spelled<'a> {
+    pub(crate) pool: Option<&'a str>,
+    pub(crate) target: &'a str,
+    pub(crate) mediation_type: &'a str,
+    pub(crate) auth_token: Option<&'a str>,
+    pub(crate) tenant: Option<&'a str>,
+    pub(crate) content_type: &'a str,
+}
+
+impl Spelled<'_> {
+    pub(crate) fn with(self, headers: Vec<(Arc<str>, Arc<str>)>) -> Arc<Address> {
+        Arc::new(Address {
+            pool: self.pool.map(Into::into),
+            target: self.target.into(),
+            mediation_type: self.mediation_type.into(),
+            auth_token: self.auth_token.map(Into::into),
+            tenant: self.tenant.map(Into::into),
+            content_type: self.content_type.into(),
+            headers,
+            origin: OnceLock::new(),
+        })
+    }
+}
+
+impl Address {
+    /// Whom it would be sent to, for the breaker.
+    pub(crate) fn origin(&self) -> Option<&Arc<str>> {
+        self.origin.get()?.as_ref()
+    }
+
+    /// Asks for the origin, unless it is known.
+    pub(crate) fn locate(&self, origin: impl FnOnce(&str) -> Option<Arc<str>>) {
+        self.origin.get_or_init(|| origin(&self.target));
+    }
+
+    fn spelled(&self) -> Spelled<'_> {
+        Spelled {
+            pool: self.pool.as_deref(),
+            target: &self.target,
+            mediation_type: &self.mediation_type,
+            auth_token: self.auth_token.as_deref(),
+            tenant: self.tenant.as_deref(),
+            content_type: &self.content_type,
+        }
+    }
+}
+
+/// The addresses that were met lately: most messages of a source go to few.
+#[derive(Debug, Default)]
+pub(crate) struct Addresses {
+    met: Map<u64, Arc<Address>>,
+}
+
+impl Addresses {
+    /// The address spelled like this, kept once; one with headers of its own is its own.
+    pub(crate) fn get(
+        &mut self,
+        spelled: Spelled<'_>,
+        headers: Vec<(Arc<str>, Arc<str>)>,
+    ) -> Arc<Address> {
+        if !headers.is_empty() {
+            return spelled.with(headers);
+        }
+        let hash = self.met.hasher().hash_one(spelled);
+        if let Some(met) = self.met.get(&hash)
+            && met.spelled() == spelled
+        {
+            return met.clone();
+        }
+        if self.met.len() >= REMEMBERED {
+            self.met.clear();
+        }
+        let address = spelled.with(headers);
+        self.met.insert(hash, address.clone());
+        address
+    }
+}
+
+/// Something that is a part of a body, or stands beside it.
+#[derive(Clone, Debug)]
+pub(crate) enum Part<T> {
+    /// From here, so many bytes.
+    Of(u32, u32),
+    Own(T),
+}
+
+impl<T> Part<T> {
+    /// Where `part` is in the body, if it is a part of it.
+    pub(crate) fn find(part: &[u8], body: &[u8]) -> Option<Self> {
+        let (inner, outer) = (part.as_ptr_range(), body.as_ptr_range());
+        if inner.start < outer.start || inner.end > outer.end {
+            return None;
+        }
+        let start = inner.start.addr() - outer.start.addr();
+        let start = u32::try_from(start).ok()?;
+        Some(Self::Of(start, u32::try_from(part.len()).ok()?))
+    }
+}
+
+impl Part<Arc<str>> {
+    pub(crate) fn text<'a>(&'a self, body: &'a [u8]) -> &'a str {
+        match self {
+            Self::Of(start, len) => {
+                std::str::from_utf8(part(body, *start, *len)).unwrap_or_default()
+            }
+            Self::Own(text) => text,
+        }
+    }
+}
+
+impl Part<Box<Bytes>> {
+    /// All of a body.
+    pub(crate) fn whole(body: &Bytes) -> Self {
+        Self::find(body, body).unwrap_or_else(|| Self::Own(Box::new(body.clone())))
+    }
+}
+
+/// A message beside its body.
+#[derive(Clone)]
+pub(crate) struct Parcel {
+    pub(crate) id: Part<Arc<str>>,
+    pub(crate) payload: Part<Box<Bytes>>,
+    pub(crate) key: Option<Key>,
+    pub(crate) address: Arc<Address>,
+}
+
+impl Parcel {
+    /// The publisher's id.
+    pub(crate) fn id<'a>(&'a self, body: &'a Bytes) -> &'a str {
+        self.id.text(body)
+    }
+
+    /// How many bytes its payload takes beside its body.
+    pub(crate) fn beside(&self) -> usize {
+        match &self.payload {
+            Part::Of(..) => 0,
+            Part::Own(payload) => payload.len(),
+        }
+    }
+
+    /// The message of this body.
+    pub(crate) fn message(&self, body: &Bytes) -> Message {
+        let address = &*self.address;
+        let id = match &self.id {
+            Part::Of(..) => self.id(body).into(),
+            Part::Own(id) => id.clone(),
+        };
+        let payload = match &self.payload {
+            Part::Of(start, len) => body.slice_ref(part(body, *start, *len)),
+            Part::Own(payload) => (**payload).clone(),
+        };
+        Message {
+            id,
+            key: self.key.clone(),
+            pool: address.pool.clone(),
+            target: address.target.clone(),
+            mediation_type: address.mediation_type.clone(),
+            auth_token: address.auth_token.clone(),
+            tenant: address.tenant.clone(),
+            payload,
+            content_type: address.content_type.clone(),
+            headers: address.headers.clone(),
+        }
+    }
+}
+
+fn part(body: &[u8], start: u32, len: u32) -> &[u8] {
+    let start = start as usize;
+    &body[start..start + len as usize]
+}
