@@ -38,6 +38,7 @@ use crate::source::{Bond, Features, Received, Room, SettleError, Settler, Source
 use crate::spill::Over;
 use crate::stage::{Blocked, Stage};
 use crate::unsettled::Counted;
+use crate::weight::Weight;
 
 /// The most settlements sent to a source at once.
 const SETTLE_BATCH: usize = 1024;
@@ -555,6 +556,22 @@ impl<R: Clone + Send> Relief<R> {
         }
     }
 
+    /// Bytes of the pool's budget; `None` when the source is to stop before there are any.
+    async fn weigh(&self, pool: &Pool, bytes: u64, stop: &CancellationToken) -> Option<Weight> {
+        // Every message comes by here: nobody is waited for where nobody need be.
+        if stop.is_cancelled() {
+            return None;
+        }
+        if let Some(weight) = pool.try_weigh(bytes) {
+            return Some(weight);
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            weight = pool.weigh(bytes, || self.heavy(pool)) => Some(weight),
+        }
+    }
+
     fn relieve(&self, place: &Arc<Place>, why: &str) {
         let Some(pool) = self.router.routes.find(&place.pool) else {
             return;
@@ -817,7 +834,7 @@ impl<S: Source> Consume<S> {
         let dispatch = &self.router.dispatch;
         let address = &delivery.parcel.address;
         address.locate(|target| dispatch.origin_of(target));
-        delivery.fate = too_large(&delivery, &pool.plan()).unwrap_or(fate);
+        delivery.set_fate(too_large(&delivery, &pool.plan()).unwrap_or(fate));
         (pool, delivery)
     }
 
@@ -891,19 +908,18 @@ impl<S: Source> Consume<S> {
         mut delivery: Box<Delivery>,
         refused: &mut HashSet<(Arc<str>, LaneId)>,
     ) {
-        let place = (pool.name.clone(), delivery.lane.clone());
-        if refused.contains(&place) {
+        let place = |pool: &Pool, delivery: &Delivery| (pool.name.clone(), delivery.lane.clone());
+        if !refused.is_empty() && refused.contains(&place(&pool, &delivery)) {
             return give_back(delivery);
         }
-        let weight = tokio::select! {
-            biased;
-            () = self.stop.cancelled() => {
-                refused.insert(place);
-                return give_back(delivery);
-            }
-            weight = pool.weigh(delivery.bytes(), || self.relief.heavy(&pool)) => weight,
+        let weight = self.relief.weigh(&pool, delivery.bytes(), &self.stop);
+        let Some(weight) = weight.await else {
+            refused.insert(place(&pool, &delivery));
+            return give_back(delivery);
         };
         delivery.weight = Some(weight);
+        // Where it was to go before the way was another.
+        let mut before = Vec::new();
         let held = self.held.clone();
         loop {
             let changed = held.changed.notified();
@@ -919,7 +935,8 @@ impl<S: Source> Consume<S> {
             };
             let returns = self.overflow(&pool) == Overflow::Return && !closed;
             if self.stop.is_cancelled() || returns {
-                refused.insert(place);
+                refused.extend(before);
+                refused.insert(place(&pool, &delivery));
                 return give_back(delivery);
             }
             let (pool_name, lane) = (pool.name.clone(), delivery.lane.clone());
@@ -930,6 +947,7 @@ impl<S: Source> Consume<S> {
                 () = tokio::time::sleep(POOL_GONE), if closed => {}
                 () = self.stop.cancelled() => {}
             }
+            before.push(place(&pool, &delivery));
             pool = self.again(&pool, &mut delivery);
         }
     }

@@ -1,5 +1,6 @@
 //! A message on loan from a source, on its way through a lane. It must be settled.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -46,16 +47,13 @@ pub(crate) enum Fate {
     /// Its target has it, but the lease was lost meanwhile: ack it should it come again.
     Delivered,
     /// Store it as a dead letter.
-    DeadLetter(Box<Letter>),
+    DeadLetter(Letter),
     /// Give it back, with everything behind it.
     Return,
     /// Its key is stored: store it behind that.
     ParkBehind,
-    /// Store its key whole.
-    Park {
-        /// A sentence.
-        reason: Box<str>,
-    },
+    /// Store its key whole, because of this: a sentence.
+    Park(String),
 }
 
 /// What a delivery waits for.
@@ -80,7 +78,7 @@ pub(crate) struct Letter {
 
 impl Fate {
     pub(crate) fn dead_letter(reason: &'static str, text: String) -> Self {
-        Self::DeadLetter(Box::new(Letter { reason, text }))
+        Self::DeadLetter(Letter { reason, text })
     }
 }
 
@@ -89,8 +87,15 @@ impl Fate {
 pub(crate) enum Lender {
     /// The consumer of a source.
     Source(Arc<SourceEnd>),
-    /// The feeder of a stored key: the row it came from.
-    Row(mpsc::UnboundedSender<Fed>, u64),
+    /// The feeder of a stored key.
+    Row(Box<Row>),
+}
+
+/// A row of a stored key, and who feeds it.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) to: mpsc::UnboundedSender<Fed>,
+    pub(crate) row: u64,
 }
 
 /// Where deliveries of one source end.
@@ -126,7 +131,7 @@ pub(crate) struct Settled<I> {
 /// A message on loan, with how it fared so far. There may be very many: what few have is apart.
 pub(crate) struct Delivery {
     pub(crate) identity: Identity,
-    pub(crate) position: Option<u64>,
+    position: Position,
     /// What its position can be compared with, where the source has positions.
     pub(crate) scale: Option<Scale>,
     pub(crate) batch: BatchId,
@@ -135,7 +140,7 @@ pub(crate) struct Delivery {
     pub(crate) received: Instant,
     pub(crate) stay: Stay,
     /// How often in a row it had to wait for the same.
-    pub(crate) waits: u32,
+    waits: u16,
     waited_for: Option<Wait>,
     /// Whether it was held at all.
     held: AtomicBool,
@@ -144,7 +149,8 @@ pub(crate) struct Delivery {
     pub(crate) weight: Option<Weight>,
     /// Its lane in the window of its source, if it came from there.
     place: Option<Arc<Place>>,
-    pub(crate) fate: Fate,
+    /// Of the few that are not to be attempted.
+    fate: Option<Box<Fate>>,
     pub(crate) lane: LaneId,
     pub(crate) counters: Arc<Counters>,
     /// Until when it may be acted on, where its source lends for a time.
@@ -152,10 +158,26 @@ pub(crate) struct Delivery {
     /// While an attempt is under way, and from then on if it was the last.
     pub(crate) counted: Option<Counted>,
     /// Where its last attempt ran, for the log.
-    pub(crate) slot: usize,
+    pub(crate) slot: u32,
     /// Its place in its lane, while a flush has it.
     pub(crate) sequence: u64,
     lender: Option<Lender>,
+}
+
+/// A position, in as much as a number takes: the last one stands for none.
+#[derive(Clone, Copy)]
+struct Position(Option<NonZeroU64>);
+
+impl From<Option<u64>> for Position {
+    fn from(position: Option<u64>) -> Self {
+        Self(position.and_then(|position| NonZeroU64::new(!position)))
+    }
+}
+
+impl Position {
+    fn get(self) -> Option<u64> {
+        self.0.map(|position| !position.get())
+    }
 }
 
 /// What few deliveries have.
@@ -204,7 +226,7 @@ impl Delivery {
         });
         Self {
             identity: loan.identity,
-            position: loan.position,
+            position: loan.position.into(),
             scale: loan.scale,
             batch: loan.batch,
             body: loan.body,
@@ -217,7 +239,7 @@ impl Delivery {
             rare,
             weight: None,
             place: loan.place,
-            fate: Fate::Attempt,
+            fate: None,
             lane,
             counters,
             lease: loan.lease,
@@ -231,6 +253,11 @@ impl Delivery {
     /// What it is to whoever is called with it.
     pub(crate) fn message(&self) -> Message {
         self.parcel.message(&self.body)
+    }
+
+    /// Its place in the order of its source, where that has one.
+    pub(crate) fn position(&self) -> Option<u64> {
+        self.position.get()
     }
 
     /// The publisher's id; may repeat.
@@ -262,8 +289,8 @@ impl Delivery {
 
     /// The row of a store it came from, if it did.
     pub(crate) fn row(&self) -> Option<u64> {
-        match self.lender {
-            Some(Lender::Row(_, row)) => Some(row),
+        match &self.lender {
+            Some(Lender::Row(row)) => Some(row.row),
             _ => None,
         }
     }
@@ -292,6 +319,30 @@ impl Delivery {
         if let (Some(place), Some(Lender::Source(end))) = (&self.place, &self.lender) {
             end.window.hold(place);
         }
+    }
+
+    /// What is to be done with it.
+    pub(crate) fn fate(&self) -> &Fate {
+        self.fate.as_deref().unwrap_or(&Fate::Attempt)
+    }
+
+    pub(crate) fn set_fate(&mut self, fate: Fate) {
+        self.fate = (fate != Fate::Attempt).then(|| Box::new(fate));
+    }
+
+    /// How often in a row it had to wait for the same.
+    pub(crate) fn waits(&self) -> u32 {
+        self.waits.into()
+    }
+
+    /// It has to wait once more.
+    pub(crate) fn waits_again(&mut self) {
+        self.waits = self.waits.saturating_add(1);
+    }
+
+    /// It does not wait any more.
+    pub(crate) fn waits_no_more(&mut self) {
+        self.waits = 0;
     }
 
     /// It has to wait for this: what it waited for before does not count any more.
@@ -346,7 +397,7 @@ impl Delivery {
                 .rare
                 .as_ref()
                 .map_or_else(Vec::new, |rare| rare.headers.clone()),
-            position: self.position,
+            position: self.position.get(),
         }
     }
 }
@@ -369,7 +420,7 @@ impl Delivery {
             rare: self.rare.take(),
             weight: self.weight.take(),
             place: self.place.take(),
-            fate: std::mem::replace(&mut self.fate, Fate::Attempt),
+            fate: self.fate.take(),
             lane: self.lane.clone(),
             counters: self.counters.clone(),
             lease: self.lease.take(),
@@ -418,7 +469,8 @@ impl Lender {
                 };
                 end.to_settle.send(settled).is_ok()
             }
-            Self::Row(to, id) => {
+            Self::Row(row) => {
+                let Row { to, row: id } = *row;
                 let settled = Settled {
                     id,
                     settlement,
@@ -427,5 +479,23 @@ impl Lender {
                 to.send(Fed::Settled(settled)).is_ok()
             }
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There may be very many.
+    #[test]
+    fn a_delivery_is_small() {
+        assert!(size_of::<Delivery>() <= 264, "{}", size_of::<Delivery>());
+    }
+
+    #[test]
+    fn a_position_is_what_it_was() {
+        for position in [None, Some(0), Some(1), Some(u64::MAX - 1)] {
+            assert_eq!(Position::from(position).get(), position);
+        }
     }
 }

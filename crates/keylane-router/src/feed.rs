@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement};
+use crate::delivery::{Delivery, Fate, Lender, Loan, Row, Settled, Settlement};
 use crate::fault;
 use crate::lane::LaneId;
 use crate::message::Identity;
@@ -332,14 +332,17 @@ impl Feeder {
             body: stored.body,
             headers: stored.headers,
             place: None,
-            lender: Lender::Row(self.to.clone(), row.row),
+            lender: Lender::Row(Box::new(Row {
+                to: self.to.clone(),
+                row: row.row,
+            })),
             lease: None,
         };
         let mut delivery = Box::new(Delivery::new(loan, parcel, lane, stay, counters));
         let dispatch = &self.router.dispatch;
         let address = &delivery.parcel.address;
         address.locate(|target| dispatch.origin_of(target));
-        delivery.fate = fate;
+        delivery.set_fate(fate);
         delivery
     }
 }

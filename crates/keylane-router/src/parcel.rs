@@ -1,6 +1,7 @@
 //! A message as it waits in a lane: small, because there may be very many. What is its own are parts
 //! of its body; where it goes is kept once for all that go there.
 
+use std::borrow::Cow;
 use std::hash::BuildHasher;
 use std::sync::{Arc, OnceLock};
 
@@ -106,95 +107,117 @@ impl Addresses {
     }
 }
 
-/// Something that is a part of a body, or stands beside it.
-#[derive(Clone, Debug)]
-pub(crate) enum Part<T> {
-    /// From here, so many bytes.
-    Of(u32, u32),
-    Own(T),
-}
+/// A part of a body: from here, so many bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Span(u32, u32);
 
-impl<T> Part<T> {
+impl Span {
     /// Where `part` is in the body, if it is a part of it.
-    pub(crate) fn find(part: &[u8], body: &[u8]) -> Option<Self> {
+    fn find(part: &[u8], body: &[u8]) -> Option<Self> {
         let (inner, outer) = (part.as_ptr_range(), body.as_ptr_range());
         if inner.start < outer.start || inner.end > outer.end {
             return None;
         }
         let start = inner.start.addr() - outer.start.addr();
         let start = u32::try_from(start).ok()?;
-        Some(Self::Of(start, u32::try_from(part.len()).ok()?))
+        Some(Self(start, u32::try_from(part.len()).ok()?))
     }
-}
 
-impl Part<Arc<str>> {
-    pub(crate) fn text<'a>(&'a self, body: &'a [u8]) -> &'a str {
-        match self {
-            Self::Of(start, len) => {
-                std::str::from_utf8(part(body, *start, *len)).unwrap_or_default()
-            }
-            Self::Own(text) => text,
-        }
-    }
-}
-
-impl Part<Box<Bytes>> {
-    /// All of a body.
-    pub(crate) fn whole(body: &Bytes) -> Self {
-        Self::find(body, body).unwrap_or_else(|| Self::Own(Box::new(body.clone())))
+    fn of(self, body: &[u8]) -> &[u8] {
+        let (start, len) = (self.0 as usize, self.1 as usize);
+        &body[start..start + len]
     }
 }
 
 /// A message beside its body.
 #[derive(Clone)]
 pub(crate) struct Parcel {
-    pub(crate) id: Part<Arc<str>>,
-    pub(crate) payload: Part<Box<Bytes>>,
+    id: Span,
+    payload: Span,
     pub(crate) key: Option<Key>,
     pub(crate) address: Arc<Address>,
+    beside: Option<Box<Beside>>,
+}
+
+/// What is not in the body as it is.
+#[derive(Clone, Default)]
+struct Beside {
+    id: Option<Arc<str>>,
+    payload: Option<Bytes>,
 }
 
 impl Parcel {
+    /// A message with the whole body as payload; its id is not in there.
+    pub(crate) fn whole(body: &Bytes, id: String, key: Option<Key>, address: Arc<Address>) -> Self {
+        Self::new(body, Cow::Owned(id), Cow::Borrowed(body), key, address)
+    }
+
+    /// A message of this body; what is borrowed is a part of it.
+    pub(crate) fn new(
+        body: &[u8],
+        id: Cow<'_, str>,
+        payload: Cow<'_, [u8]>,
+        key: Option<Key>,
+        address: Arc<Address>,
+    ) -> Self {
+        let mut beside = Beside::default();
+        let mut parcel = Self {
+            id: Span::default(),
+            payload: Span::default(),
+            key,
+            address,
+            beside: None,
+        };
+        match (&id, Span::find(id.as_bytes(), body)) {
+            (Cow::Borrowed(_), Some(span)) => parcel.id = span,
+            _ => beside.id = Some(id.into()),
+        }
+        match (&payload, Span::find(&payload, body)) {
+            (Cow::Borrowed(_), Some(span)) => parcel.payload = span,
+            _ => beside.payload = Some(payload.into_owned().into()),
+        }
+        let any = beside.id.is_some() || beside.payload.is_some();
+        parcel.beside = any.then(|| Box::new(beside));
+        parcel
+    }
+
     /// The publisher's id.
-    pub(crate) fn id<'a>(&'a self, body: &'a Bytes) -> &'a str {
-        self.id.text(body)
+    pub(crate) fn id<'a>(&'a self, body: &'a [u8]) -> &'a str {
+        match self.own_id() {
+            Some(id) => id,
+            None => std::str::from_utf8(self.id.of(body)).unwrap_or_default(),
+        }
+    }
+
+    fn own_id(&self) -> Option<&Arc<str>> {
+        self.beside.as_ref()?.id.as_ref()
+    }
+
+    fn own_payload(&self) -> Option<&Bytes> {
+        self.beside.as_ref()?.payload.as_ref()
     }
 
     /// How many bytes its payload takes beside its body.
     pub(crate) fn beside(&self) -> usize {
-        match &self.payload {
-            Part::Of(..) => 0,
-            Part::Own(payload) => payload.len(),
-        }
+        self.own_payload().map_or(0, Bytes::len)
     }
 
     /// The message of this body.
     pub(crate) fn message(&self, body: &Bytes) -> Message {
         let address = &*self.address;
-        let id = match &self.id {
-            Part::Of(..) => self.id(body).into(),
-            Part::Own(id) => id.clone(),
-        };
-        let payload = match &self.payload {
-            Part::Of(start, len) => body.slice_ref(part(body, *start, *len)),
-            Part::Own(payload) => (**payload).clone(),
-        };
+        let own_id = self.own_id().cloned();
+        let own_payload = self.own_payload().cloned();
         Message {
-            id,
+            id: own_id.unwrap_or_else(|| self.id(body).into()),
             key: self.key.clone(),
             pool: address.pool.clone(),
             target: address.target.clone(),
             mediation_type: address.mediation_type.clone(),
             auth_token: address.auth_token.clone(),
             tenant: address.tenant.clone(),
-            payload,
+            payload: own_payload.unwrap_or_else(|| body.slice_ref(self.payload.of(body))),
             content_type: address.content_type.clone(),
             headers: address.headers.clone(),
         }
     }
-}
-
-fn part(body: &[u8], start: u32, len: u32) -> &[u8] {
-    let start = start as usize;
-    &body[start..start + len as usize]
 }

@@ -401,7 +401,7 @@ impl Pool {
     /// Bytes of the pool's budget. While they are waited for, and nobody gives any back, stored
     /// keys leave the memory, the longest-held first, and `full` is called to see to others.
     pub(crate) async fn weigh(&self, bytes: u64, full: impl Fn()) -> Weight {
-        if let Some(weight) = self.weights.try_take(bytes) {
+        if let Some(weight) = self.try_weigh(bytes) {
             return weight;
         }
         let mut weight = std::pin::pin!(self.weights.take(bytes));
@@ -416,6 +416,11 @@ impl Pool {
                 }
             }
         }
+    }
+
+    /// Bytes of the pool's budget, if there are so many and nobody waits for them.
+    pub(crate) fn try_weigh(&self, bytes: u64) -> Option<Weight> {
+        self.weights.try_take(bytes)
     }
 
     /// Sees to a lane that has more than its part.
@@ -764,7 +769,7 @@ pub(crate) type Job = Box<Delivery>;
 
 impl Handler<LaneId, Job> for Attempts {
     fn gate(&self, delivery: &Job) -> Gate {
-        if delivery.fate != Fate::Attempt || delivery.is_lost() {
+        if *delivery.fate() != Fate::Attempt || delivery.is_lost() {
             return Gate::Go;
         }
         if !self.breaker_allows(delivery) {
@@ -826,23 +831,22 @@ impl Attempts {
             return self.hold(delivery, until);
         }
         if self.belongs_to_the_store(&delivery) {
-            delivery.fate = Fate::ParkBehind;
+            delivery.set_fate(Fate::ParkBehind);
         } else if !delivery.is_stored() && self.gone_back.includes(&delivery) {
-            delivery.fate = Fate::Return;
+            delivery.set_fate(Fate::Return);
         }
-        let doing = match delivery.fate {
+        let doing = match delivery.fate() {
             Fate::Attempt => Doing::Calling,
             _ => Doing::Storing,
         };
         let run = self.runs.begin(slot, &delivery, doing);
-        let reply = match delivery.fate.clone() {
+        let reply = match delivery.fate().clone() {
             Fate::Attempt => self.attempt(delivery, lane, slot, &run).await,
             Fate::Delivered => self.delivered(delivery).await,
-            Fate::DeadLetter(letter) => {
-                let Letter { reason, text } = *letter;
+            Fate::DeadLetter(Letter { reason, text }) => {
                 self.dead_letter(delivery, lane, reason, text).await
             }
-            Fate::Return | Fate::Park { .. } | Fate::ParkBehind => Reply::Flush {
+            Fate::Return | Fate::Park(_) | Fate::ParkBehind => Reply::Flush {
                 job: Some(delivery),
             },
         };
@@ -919,8 +923,8 @@ impl Attempts {
     fn after_panic(&self, delivery: &mut Delivery) -> Instant {
         tracing::error!(identity = %delivery.identity, pool = &*self.name, "a panic while this message was being dealt with; its key waits and goes on with it");
         delivery.waits_for(Wait::Store);
-        let until = Instant::now() + store_back_off(delivery.waits);
-        delivery.waits += 1;
+        let until = Instant::now() + store_back_off(delivery.waits());
+        delivery.waits_again();
         delivery.rare().held_until = Some(until);
         until
     }
@@ -961,7 +965,7 @@ impl Attempts {
         slot: usize,
         run: &Watched<'_>,
     ) -> Reply<Job> {
-        delivery.slot = slot;
+        delivery.slot = u32::try_from(slot).unwrap_or(u32::MAX);
         let workers = self.shared.workers(&delivery.identity.source);
         let _worker = match workers.map(|workers| workers.try_take()) {
             Some(None) => return ask_again(delivery),
@@ -997,7 +1001,7 @@ impl Attempts {
         }
         self.audit(&delivery, &lane, &plan);
         let attempt = self.attempt_of(&delivery, &plan, slot);
-        if delivery.stay.failed == 0 && delivery.waits == 0 {
+        if delivery.stay.failed == 0 && delivery.waits() == 0 {
             delivery
                 .counters
                 .wait_seconds
@@ -1019,7 +1023,7 @@ impl Attempts {
                 trace::failed(&span, cut);
                 delivery.counters.attempts_cut.note(Some(cut), started.elapsed());
                 delivery.counted = None;
-                delivery.fate = Fate::Return;
+                delivery.set_fate(Fate::Return);
                 return Reply::Flush { job: Some(delivery) };
             }
         };
@@ -1052,7 +1056,7 @@ impl Attempts {
 
     /// Looks whether it is the turn of this message, by the positions of its source.
     fn audit(&self, delivery: &Delivery, lane: &LaneId, plan: &PoolPlan) {
-        let (Some(scale), Some(position)) = (delivery.scale, delivery.position) else {
+        let (Some(scale), Some(position)) = (delivery.scale, delivery.position()) else {
             return;
         };
         if lane.is_alone() {
@@ -1097,7 +1101,7 @@ impl Attempts {
             number: delivery.stay.failed + 1,
             round: delivery.stay.round,
             pool: self.name.clone(),
-            position: delivery.position,
+            position: delivery.position(),
             slot,
             timeout: plan.timeout.clone(),
             targets: self.targets(plan),
@@ -1124,7 +1128,7 @@ impl Attempts {
     fn head(&self, delivery: &Delivery, lane: &LaneId) -> Head {
         Head {
             stay: delivery.stay,
-            waits: delivery.waits,
+            waits: delivery.waits(),
             age: delivery.received.elapsed(),
             keyless: lane.key().is_none(),
             returns: !delivery.is_stored() && self.shared.returns(&delivery.identity.source),
@@ -1144,7 +1148,7 @@ impl Attempts {
     /// comes again before it is forgotten.
     async fn lost_result(&self, mut delivery: Job, outcome: Outcome) -> Reply<Job> {
         match outcome {
-            Outcome::Delivered => delivery.fate = Fate::Delivered,
+            Outcome::Delivered => delivery.set_fate(Fate::Delivered),
             Outcome::Failed(reason) => self.write_down(&mut delivery, &reason).await,
             Outcome::NotYet { .. } | Outcome::Busy { .. } | Outcome::Refused(_) => {}
         }
@@ -1194,7 +1198,7 @@ impl Attempts {
         match next {
             Next::Ack => self.delivered(delivery).await,
             Next::Wait(time) => {
-                delivery.waits += 1;
+                delivery.waits_again();
                 self.hold(delivery, Instant::now() + time)
             }
             Next::Retry(reason, time) => {
@@ -1227,16 +1231,14 @@ impl Attempts {
             }
             Next::Return(reason) => {
                 self.write_down(&mut delivery, &reason).await;
-                delivery.fate = Fate::Return;
+                delivery.set_fate(Fate::Return);
                 Reply::Flush {
                     job: Some(delivery),
                 }
             }
             Next::Park(reason) => {
                 self.write_down(&mut delivery, &reason).await;
-                delivery.fate = Fate::Park {
-                    reason: reason.text.into(),
-                };
+                delivery.set_fate(Fate::Park(reason.text));
                 Reply::Flush {
                     job: Some(delivery),
                 }
@@ -1267,7 +1269,7 @@ impl Attempts {
 
     /// A failed attempt is on disk before its lane is held, or it is not counted.
     async fn write_down(&self, delivery: &mut Delivery, reason: &Reason) {
-        delivery.waits = 0;
+        delivery.waits_no_more();
         let attempt = FailedAttempt {
             at: SystemTime::now(),
             class: reason.class.to_string(),
@@ -1311,7 +1313,7 @@ impl Attempts {
                 Reply::Done
             }
             Err(error) => {
-                delivery.fate = Fate::dead_letter(reason, text);
+                delivery.set_fate(Fate::dead_letter(reason, text));
                 self.hold_for_store(delivery, &error)
             }
         }
@@ -1427,8 +1429,8 @@ impl Attempts {
         let wait = || trouble.wait(&self.name);
         delivery.rare().waits_for_store.get_or_insert_with(wait);
         delivery.waits_for(Wait::Store);
-        let until = Instant::now() + store_back_off(delivery.waits);
-        delivery.waits += 1;
+        let until = Instant::now() + store_back_off(delivery.waits());
+        delivery.waits_again();
         // It waits for the disk, and others need not wait for it.
         delivery.counted = None;
         self.hold(delivery, until)
@@ -1460,7 +1462,9 @@ impl Attempts {
         over: bool,
     ) -> Vec<Queued<Job>> {
         let plan = current(&self.plan);
-        let returning = jobs.iter().filter(|queued| queued.job.fate == Fate::Return);
+        let returning = jobs
+            .iter()
+            .filter(|queued| *queued.job.fate() == Fate::Return);
         let batches: Vec<BatchId> = returning.map(|queued| queued.job.batch).collect();
         let by_policy = !batches.is_empty() && !self.shared.cut.is_cancelled();
         let only_batches = (by_policy && plan.cascade == Cascade::Batch).then_some(batches);
@@ -1600,7 +1604,7 @@ fn forget_lost(jobs: &[Queued<Job>]) -> Vec<bool> {
 fn lost_of(delivery: &Delivery) -> Lost<'_> {
     Lost {
         id: &delivery.identity.id,
-        delivered: delivery.fate == Fate::Delivered,
+        delivered: *delivery.fate() == Fate::Delivered,
     }
 }
 

@@ -3,7 +3,7 @@
 //! Plain data: no clock, no lock, no I/O.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 
 use crate::lane::LaneId;
@@ -26,7 +26,7 @@ pub(crate) struct Share {
 struct Lane {
     share: Share,
     /// Its place among the held ones.
-    held: Option<u64>,
+    held: Option<NonZeroU64>,
 }
 
 /// A source's window and who has it.
@@ -34,10 +34,10 @@ pub(crate) struct Room {
     window: usize,
     lanes: Map<Arc<Place>, Lane>,
     /// Lanes whose head is held, longest first.
-    held: BTreeMap<u64, Arc<Place>>,
+    held: BTreeMap<NonZeroU64, Arc<Place>>,
     /// What those have together.
     held_messages: usize,
-    holds: u64,
+    holds: NonZeroU64,
     /// Lanes that have a quarter of the window or more.
     large: Set<Arc<Place>>,
     /// The one lane that was ever seen,
@@ -53,7 +53,7 @@ impl Room {
             lanes: Map::default(),
             held: BTreeMap::new(),
             held_messages: 0,
-            holds: 0,
+            holds: NonZeroU64::MIN,
             large: Set::default(),
             first: None,
             several: false,
@@ -114,7 +114,7 @@ impl Room {
         let place = place.clone();
         let lane = self.lanes.get_mut(&place).expect("it was there just now");
         if lane.held.is_none() {
-            self.holds += 1;
+            self.holds = self.holds.saturating_add(1);
             lane.held = Some(self.holds);
             self.held_messages += lane.share.messages;
             self.held.insert(self.holds, place);

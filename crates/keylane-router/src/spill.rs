@@ -9,7 +9,7 @@ use keylane::Queued;
 use tokio::time::Instant;
 
 use crate::counters::Counters;
-use crate::delivery::{Delivery, Fate, Lender, Settlement, Wait};
+use crate::delivery::{Delivery, Fate, Lender, Row, Settlement, Wait};
 use crate::fault;
 use crate::feed::Fed;
 use crate::history::EventKind;
@@ -164,15 +164,15 @@ impl Attempts {
             return jobs;
         };
         // With several under way at once it need not be the head that wants to go.
-        let returns = jobs.iter().any(|queued| queued.job.fate == Fate::Return);
-        let parks = jobs.iter().find_map(|queued| match &queued.job.fate {
-            Fate::Park { reason } => Some(reason.clone()),
+        let returns = jobs.iter().any(|queued| *queued.job.fate() == Fate::Return);
+        let parks = jobs.iter().find_map(|queued| match queued.job.fate() {
+            Fate::Park(reason) => Some(reason.clone()),
             _ => None,
         });
         if let Some(reason) = parks {
-            return self.park(lane, reason.into(), jobs).await;
+            return self.park(lane, reason, jobs).await;
         }
-        match (head.job.fate.clone(), over) {
+        match (head.job.fate().clone(), over) {
             _ if returns => self.give_back(lane, jobs, false).await,
             (_, Some(Over::Spill(reason))) => self.spill(lane, reason, jobs, running).await,
             (_, Some(Over::Unload)) => self.unload(lane, jobs, running).await,
@@ -272,7 +272,7 @@ impl Attempts {
                 (true, _) => self.stored(queued.job, ""),
                 (false, Some(place)) => self.stored(queued.job, place),
                 (false, None) => {
-                    queued.job.fate = Fate::Attempt;
+                    queued.job.set_fate(Fate::Attempt);
                     keep.push(still_held(queued));
                 }
             }
@@ -348,7 +348,10 @@ impl Attempts {
             }
             let row = rows.next().expect("each message has its row");
             let _ = feeder.send(Fed::Adopted(row, lent.stored.identity.clone()));
-            let old = lender.replace(Lender::Row(feeder.clone(), row));
+            let old = lender.replace(Lender::Row(Box::new(Row {
+                to: feeder.clone(),
+                row,
+            })));
             self.shared
                 .note_id(&lent.message, EventKind::Store, "spilled");
             lent.counters.spilled.one();
@@ -437,8 +440,8 @@ impl Attempts {
         // After that its head is tried, and if it is still over, so is the store.
         let head = &mut jobs[0].job;
         head.waits_for(Wait::Store);
-        let until = now + store_back_off(head.waits);
-        head.waits += 1;
+        let until = now + store_back_off(head.waits());
+        head.waits_again();
         let rare = head.rare();
         rare.held_until = rare.held_until.max(Some(until));
         rare.waits_for_store

@@ -16,8 +16,11 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
-use std::sync::Arc;
+use std::hash::BuildHasher;
 use std::time::{Duration, Instant};
+
+use foldhash::quality::RandomState;
+use hashbrown::HashTable;
 
 use crate::map::Map;
 use crate::message::Key;
@@ -123,13 +126,13 @@ enum Place {
 /// There may be many: what few have is apart.
 #[derive(Debug)]
 struct Lane {
-    name: Arc<[u8]>,
+    name: Box<[u8]>,
     parallel: bool,
     /// Something waits behind what is out; counted in [`Shelf::blocked`].
     blocked: bool,
     place: Place,
     /// Not handed out yet, in order.
-    runs: VecDeque<Run>,
+    runs: Runs,
     /// Messages that are out and not being acked.
     out: u32,
     /// Messages whose ack is on the way, and that lock the lane no more.
@@ -139,6 +142,41 @@ struct Lane {
     /// Messages in `returned`, `runs` and the side index.
     waiting: u64,
     rare: Option<Box<Rare>>,
+}
+
+/// The runs of a lane. All that is known of most is out: those need no buffer.
+#[derive(Debug, Default)]
+struct Runs(Option<Box<VecDeque<Run>>>);
+
+impl Runs {
+    fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, |runs| runs.len())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn front(&self) -> Option<&Run> {
+        self.0.as_ref()?.front()
+    }
+
+    fn back_mut(&mut self) -> Option<&mut Run> {
+        self.0.as_mut()?.back_mut()
+    }
+
+    fn pop_front_if(&mut self, so: impl FnOnce(&mut Run) -> bool) -> Option<Run> {
+        self.0.as_mut()?.pop_front_if(so)
+    }
+
+    /// To be added to.
+    fn more(&mut self) -> &mut VecDeque<Run> {
+        self.0.get_or_insert_default()
+    }
+
+    fn clear(&mut self) {
+        self.0 = None;
+    }
 }
 
 /// What few lanes have.
@@ -232,6 +270,10 @@ impl Lane {
     }
 }
 
+fn name_of(lanes: &[Option<Lane>], id: LaneId) -> &[u8] {
+    &lanes[id as usize].as_ref().expect("a live lane").name
+}
+
 /// What becomes due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
@@ -311,7 +353,9 @@ pub(super) struct Shelf {
     tail: Option<(LaneId, u64)>,
     lanes: Vec<Option<Lane>>,
     free: Vec<LaneId>,
-    names: Map<Arc<[u8]>, LaneId>,
+    /// The live lanes by the hashes of their names.
+    names: HashTable<LaneId>,
+    hasher: RandomState,
     ready: VecDeque<LaneId>,
     /// Waiting messages of the lanes in `ready`.
     ready_messages: u64,
@@ -345,7 +389,8 @@ impl Shelf {
             tail: None,
             lanes: Vec::new(),
             free: Vec::new(),
-            names: Map::default(),
+            names: HashTable::new(),
+            hasher: RandomState::default(),
             ready: VecDeque::new(),
             ready_messages: 0,
             blocked: 0,
@@ -559,7 +604,7 @@ impl Shelf {
         let popped = before - lane.runs.len();
         if lane.runs.is_empty() {
             // Most lanes are short: their empty buffers would take more than their messages.
-            lane.runs = VecDeque::new();
+            lane.runs.clear();
         }
         self.runs -= popped;
         if runs.is_empty() {
@@ -645,7 +690,7 @@ impl Shelf {
         let room =
             own < limits.runs_always || (own < limits.runs_of_lane && all < limits.runs_of_all);
         if lane.aside() == 0 && room {
-            lane.runs.push_back(run);
+            lane.runs.more().push_back(run);
             self.runs += 1;
         } else {
             lane.rare().aside += 1;
@@ -669,7 +714,7 @@ impl Shelf {
             rare.aside = 0;
             lane.waiting = rare.returned.len() as u64;
         }
-        lane.runs.extend(runs);
+        lane.runs.more().extend(runs);
         self.release(id, now);
     }
 
@@ -722,7 +767,7 @@ impl Shelf {
         self.runs += rest.len();
         let lane = self.lane_mut(id);
         for run in rest.into_iter().rev() {
-            lane.runs.push_front(run);
+            lane.runs.more().push_front(run);
         }
     }
 
@@ -945,16 +990,17 @@ impl Shelf {
     }
 
     fn lane_named(&mut self, name: &[u8]) -> LaneId {
-        if let Some(id) = self.names.get(name) {
+        let hash = self.hasher.hash_one(name);
+        let lanes = &self.lanes;
+        if let Some(id) = self.names.find(hash, |id| *name_of(lanes, *id) == *name) {
             return *id;
         }
-        let name: Arc<[u8]> = Arc::from(name);
         let lane = Lane {
-            parallel: self.keyless == Keyless::Parallel && key_of(&name).is_none(),
-            name: name.clone(),
+            parallel: self.keyless == Keyless::Parallel && key_of(name).is_none(),
+            name: name.into(),
             blocked: false,
             place: Place::Aside,
-            runs: VecDeque::new(),
+            runs: Runs::default(),
             out: 0,
             ending: 0,
             later: 0,
@@ -975,13 +1021,18 @@ impl Shelf {
                 (self.lanes.len() - 1) as LaneId
             }
         };
-        self.names.insert(name, id);
+        let (lanes, hasher) = (&self.lanes, &self.hasher);
+        let hash_of = |id: &LaneId| hasher.hash_one(name_of(lanes, *id));
+        self.names.insert_unique(hash, id, hash_of);
         id
     }
 
     fn remove(&mut self, id: LaneId) {
         if let Some(lane) = self.lanes[id as usize].take() {
-            self.names.remove(&lane.name);
+            let hash = self.hasher.hash_one(&*lane.name);
+            if let Ok(named) = self.names.find_entry(hash, |other| *other == id) {
+                named.remove();
+            }
             self.free.push(id);
             self.tail = self.tail.filter(|(lane, _)| *lane != id);
         }

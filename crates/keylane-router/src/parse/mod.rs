@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::message::{Identity, Key, Message};
-use crate::parcel::{Addresses, Parcel, Part, Spelled};
+use crate::parcel::{Addresses, Parcel, Spelled};
 use crate::plan::Envelope;
 use crate::source::Received;
 use crate::store::Stored;
@@ -116,23 +116,11 @@ fn keylane(
     let address = addresses.get(spelled, headers);
     let own_key = || fields.key.as_deref().map(Key::from);
     let key = given_key(incoming).or_else(own_key);
-    let id = match fields.id {
-        Some(Cow::Borrowed(id)) => Part::find(id.as_bytes(), body).unwrap_or_else(|| own(id)),
-        Some(Cow::Owned(id)) => own(&id),
-        None => own(&incoming.identity.id.to_string()),
-    };
-    let payload = match fields.payload {
-        Some(Cow::Borrowed(payload)) => Part::find(payload, body)
-            .unwrap_or_else(|| Part::Own(Box::new(Bytes::copy_from_slice(payload)))),
-        Some(Cow::Owned(payload)) => Part::Own(Box::new(payload.into())),
-        None => Part::Own(Box::new(pointer_payload(id.text(body)))),
-    };
-    Ok(Parcel {
-        id,
-        payload,
-        key,
-        address,
-    })
+    let id = fields.id;
+    let id = id.unwrap_or_else(|| Cow::Owned(incoming.identity.id.to_string()));
+    let payload = fields.payload;
+    let payload = payload.unwrap_or_else(|| Cow::Owned(pointer_payload(&id)));
+    Ok(Parcel::new(body, id, payload, key, address))
 }
 
 fn raw(
@@ -153,12 +141,8 @@ fn raw(
     };
     let mut headers = Vec::new();
     pass_trace_on(incoming, &mut headers);
-    Parcel {
-        id: own(&incoming.identity.id.to_string()),
-        payload: Part::whole(incoming.body),
-        key: given_key(incoming),
-        address: addresses.get(spelled, headers),
-    }
+    let (id, key) = (incoming.identity.id.to_string(), given_key(incoming));
+    Parcel::whole(incoming.body, id, key, addresses.get(spelled, headers))
 }
 
 /// What stands for a body that is no message, so that it takes its place in its lane.
@@ -168,16 +152,8 @@ pub(crate) fn stand_in<'a>(incoming: impl Into<Incoming<'a>>, tenant: Option<&st
         tenant,
         ..Spelled::default()
     };
-    Parcel {
-        id: own(&incoming.identity.id.to_string()),
-        payload: Part::whole(incoming.body),
-        key: incoming.key.cloned(),
-        address: spelled.with(Vec::new()),
-    }
-}
-
-fn own(id: &str) -> Part<Arc<str>> {
-    Part::Own(id.into())
+    let (id, key) = (incoming.identity.id.to_string(), incoming.key.cloned());
+    Parcel::whole(incoming.body, id, key, spelled.with(Vec::new()))
 }
 
 fn given_key(incoming: &Incoming<'_>) -> Option<Key> {
@@ -191,7 +167,7 @@ fn is_blank(key: &[u8]) -> bool {
 }
 
 /// What the target gets of a message without a payload: whom to ask about.
-fn pointer_payload(id: &str) -> Bytes {
+fn pointer_payload(id: &str) -> Vec<u8> {
     let id = serde_json::to_string(id).expect("a string is JSON");
     format!("{{\"messageId\":{id}}}").into()
 }
