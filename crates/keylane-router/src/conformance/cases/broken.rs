@@ -67,10 +67,11 @@ async fn breaks(rig: Rig, fault: Fault, mended: Fault) -> Result<Summary, End> {
         || format!("the trouble does not say which source or what is wrong: {text:?}"),
     )?;
     other.fault(mended).await?;
-    other.publish(&["b"], 5..10).await?;
-    run.delivered(410).await?;
+    // Before there is anything to receive.
     run.until("its trouble is over", || trouble(&run.router).is_none())
         .await?;
+    other.publish(&["b"], 5..10).await?;
+    run.delivered(410).await?;
     other.empty().await?;
     run.finish().await?;
     let said = log.lines_with(BROKEN);
