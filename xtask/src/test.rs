@@ -47,14 +47,15 @@ fn full(report: &mut Report, tally: &mut Tally) -> Result<()> {
     let required = brokers::required(&env::var("KEYLANE_REQUIRE_BROKERS").unwrap_or_default())?;
     // They are fetched and started while cargo builds.
     let mut brokers = Kept::begin(&brokers::chosen(&[])?)?;
-    report.step("format", format);
-    report.step("build", build);
-    report.step("brokers", || Ok(brokers.ready(&required)));
-    let variables = brokers.variables()?;
     let (running, begun) = mpsc::channel();
     let beside = thread::scope(|scope| {
         let beside = scope.spawn(move || beside(&begun));
-        report.step("tests", || groups::run(&variables, tally, running));
+        report.step("format", format);
+        report.step("build", build);
+        report.step("brokers", || Ok(brokers.ready(&required)));
+        report.step("tests", || {
+            groups::run(&brokers.variables()?, tally, running)
+        });
         drop(brokers);
         beside.join().expect("a step does not panic")
     });
@@ -63,19 +64,20 @@ fn full(report: &mut Report, tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
-/// What needs no broker: it is built and run while the tests wait, which they mostly do.
+/// What needs no broker: with what the others leave of the processors, while the last of the tests is
+/// built, which one alone can do, and while they wait, which they mostly do.
 fn beside(begun: &mpsc::Receiver<()>) -> (Report, Tally) {
-    // Cargo builds for one at a time, and the tests come first: until all of them have begun.
-    while begun.recv().is_ok() {}
     let (mut report, mut tally) = (Report::default(), Tally::default());
+    // These are built where nothing else is.
+    report.step("shuttle", || shuttle(&mut tally));
+    report.step("licences", deny::licences);
+    report.step("advisories", deny::advisories);
+    // Elsewhere cargo builds for one at a time, and the tests come first: until all have begun.
+    while begun.recv().is_ok() {}
     report.step("clippy", || clippy(patient_cargo()));
     report.step("docs", docs);
     report.step("doc tests", || doc_tests(&mut tally));
-    report.step("shuttle", || shuttle(&mut tally));
     report.step("package", package);
-    // Last, because a fresh machine first has to build the tool.
-    report.step("licences", deny::licences);
-    report.step("advisories", deny::advisories);
     (report, tally)
 }
 
