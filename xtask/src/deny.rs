@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::process::{Ended, cargo, last_line, run_logged};
+use crate::process::{Ended, last_line, patient_cargo, run_logged};
 use crate::report::Verdict;
 use crate::test::verdict;
 use crate::{Result, place};
@@ -62,7 +62,7 @@ fn installed() -> Result<PathBuf> {
 fn install(home: &Path) -> Result<()> {
     println!("building cargo-deny {VERSION} into the cache; later runs find it there");
     let build = home.join("target");
-    let mut install = cargo();
+    let mut install = patient_cargo();
     install
         .args([
             "install",

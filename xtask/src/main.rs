@@ -1,10 +1,11 @@
 //! Build and test commands of the project: `cargo xtask help`.
 //!
-//! Reading order: `test` is the one test command, `report` its summary, `tally` its count of tests, `deny` its
+//! Reading order: `test` is the one test command, `groups` its tests side by side, `report` its summary, `tally` its count of tests, `deny` its
 //! licence check, `brokers` the servers that it starts. `soak` repeats the faults of the conformance suite. `mutants` shows that the property tests can fail. `place` says where things are, `process` runs them.
 
 mod brokers;
 mod deny;
+mod groups;
 mod mutants;
 mod place;
 mod process;

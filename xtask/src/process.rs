@@ -1,6 +1,7 @@
 //! Running other programs.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -12,14 +13,32 @@ use crate::place;
 
 /// The cargo that runs us, in the workspace's root.
 pub(crate) fn cargo() -> Command {
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let mut cargo = Command::new(program());
     cargo.current_dir(place::root());
     cargo
 }
 
+/// The same, giving way to everything else.
+pub(crate) fn patient_cargo() -> Command {
+    let mut cargo = Command::new("nice");
+    cargo.args(["-n", "15"]).arg(program());
+    cargo.current_dir(place::root());
+    cargo
+}
+
+fn program() -> OsString {
+    env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
 /// Runs to the end with each line of its output passed on and shown to `see`.
-pub(crate) fn run_seeing(
+pub(crate) fn run_seeing(command: &mut Command, see: impl FnMut(&str)) -> io::Result<ExitStatus> {
+    run_marked(command, "", see)
+}
+
+/// The same, for one of several at a time: `mark` is before each line that is passed on.
+pub(crate) fn run_marked(
     command: &mut Command,
+    mark: &str,
     mut see: impl FnMut(&str),
 ) -> io::Result<ExitStatus> {
     let mut child = command.stdout(Stdio::piped()).spawn()?;
@@ -27,7 +46,7 @@ pub(crate) fn run_seeing(
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line)? > 0 {
         let text = String::from_utf8_lossy(&line);
-        print!("{text}");
+        print!("{mark}{text}");
         see(text.trim_end());
         line.clear();
     }

@@ -19,6 +19,18 @@ impl Verdict {
         }
     }
 
+    /// Good if both are; the reasons of both where they are not.
+    pub(crate) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Verdict::Failed(one), Verdict::Failed(other)) => {
+                Verdict::Failed(format!("{one}, {other}"))
+            }
+            (failed @ Verdict::Failed(_), _) | (_, failed @ Verdict::Failed(_)) => failed,
+            (skipped @ Verdict::Skipped(_), _) => skipped,
+            (Verdict::Ok, other) => other,
+        }
+    }
+
     fn why(&self) -> Option<&str> {
         match self {
             Verdict::Ok => None,
@@ -61,6 +73,11 @@ impl Report {
             verdict,
             took: start.elapsed(),
         });
+    }
+
+    /// Appends the steps that another saw meanwhile.
+    pub(crate) fn add_all(&mut self, other: Self) {
+        self.steps.extend(other.steps);
     }
 
     /// Whether no step failed. Skipped ones are no failure.
@@ -109,6 +126,17 @@ mod tests {
         assert!(report.is_good());
         report.step("three", || Err("broken".into()));
         assert!(!report.is_good());
+    }
+
+    #[test]
+    fn of_two_verdicts_every_failure_is_kept() {
+        let failed = |why: &str| Verdict::Failed(why.to_owned());
+        let both = failed("a").and(Verdict::Ok).and(failed("b"));
+        assert_eq!(both.why(), Some("a, b"));
+        let skipped = Verdict::Ok.and(Verdict::Skipped("s".to_owned()));
+        assert_eq!(skipped.word(), "SKIPPED");
+        assert_eq!(skipped.and(failed("c")).why(), Some("c"));
+        assert_eq!(Verdict::Ok.and(Verdict::Ok).word(), "ok");
     }
 
     #[test]

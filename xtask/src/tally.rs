@@ -26,6 +26,14 @@ impl Tally {
         }
     }
 
+    /// Takes in what another saw.
+    pub(crate) fn add_all(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.failures.extend(other.failures);
+    }
+
     /// `ok. 3 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.01s`
     fn add(&mut self, counts: &str) {
         let (_, counts) = counts.split_once(". ").unwrap_or_default();

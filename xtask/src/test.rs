@@ -1,13 +1,15 @@
 //! `cargo xtask test`: everything that must hold before a change lands, with one summary at the end.
 
 use std::env;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc;
+use std::thread;
 
 use crate::brokers::{self, keeper::Kept};
-use crate::process::{cargo, run_seeing};
+use crate::process::{cargo, patient_cargo, run_seeing};
 use crate::report::{Report, Verdict};
 use crate::tally::Tally;
-use crate::{Answer, Result, deny, place};
+use crate::{Answer, Result, deny, groups, place};
 
 /// Histories of a property test in the inner loop, where seconds count.
 const QUICK_HISTORIES: &str = "5000";
@@ -25,8 +27,9 @@ pub(crate) fn run(extent: Extent) -> Result<Answer> {
     let mut tally = Tally::default();
     match extent {
         Extent::Quick => {
-            checks(&mut report);
-            report.step("tests", || tests(quick_histories(), &mut tally));
+            report.step("format", format);
+            report.step("clippy", || clippy(cargo()));
+            report.step("tests", || quick_tests(&mut tally));
         }
         Extent::Full => {
             full(&mut report, &mut tally)?;
@@ -44,32 +47,46 @@ fn full(report: &mut Report, tally: &mut Tally) -> Result<()> {
     let required = brokers::required(&env::var("KEYLANE_REQUIRE_BROKERS").unwrap_or_default())?;
     // They are fetched and started while cargo builds.
     let mut brokers = Kept::begin(&brokers::chosen(&[])?)?;
-    checks(report);
-    report.step("build", build);
-    report.step("brokers", || Ok(brokers.ready(&required)));
-    report.step("tests", || tests(brokers.variables()?, tally));
-    // Nothing from here on needs them, and it has their memory.
-    drop(brokers);
-    report.step("shuttle", || shuttle(tally));
-    report.step("docs", docs);
-    report.step("package", package);
-    // Last, because a fresh machine first has to build the tool.
-    report.step("licences", deny::licences);
-    report.step("advisories", deny::advisories);
+    let (running, begun) = mpsc::channel();
+    let beside = thread::scope(|scope| {
+        let beside = scope.spawn(move || beside(&begun));
+        report.step("format", format);
+        report.step("build", build);
+        report.step("brokers", || Ok(brokers.ready(&required)));
+        report.step("tests", || {
+            groups::run(&brokers.variables()?, tally, running)
+        });
+        drop(brokers);
+        beside.join().expect("a step does not panic")
+    });
+    report.add_all(beside.0);
+    tally.add_all(beside.1);
     Ok(())
 }
 
-fn checks(report: &mut Report) {
-    report.step("format", format);
-    report.step("clippy", clippy);
+/// What needs no broker: with what the others leave of the processors, while the last of the tests is
+/// built, which one alone can do, and while they wait, which they mostly do.
+fn beside(begun: &mpsc::Receiver<()>) -> (Report, Tally) {
+    let (mut report, mut tally) = (Report::default(), Tally::default());
+    // These are built where nothing else is.
+    report.step("shuttle", || shuttle(&mut tally));
+    report.step("licences", deny::licences);
+    report.step("advisories", deny::advisories);
+    // Elsewhere cargo builds for one at a time, and the tests come first: until all have begun.
+    while begun.recv().is_ok() {}
+    report.step("clippy", || clippy(patient_cargo()));
+    report.step("docs", docs);
+    report.step("doc tests", || doc_tests(&mut tally));
+    report.step("package", package);
+    (report, tally)
 }
 
 fn format() -> Result<Verdict> {
     verdict(cargo().args(["fmt", "--all", "--check"]))
 }
 
-fn clippy() -> Result<Verdict> {
-    verdict(cargo().args([
+fn clippy(mut cargo: Command) -> Result<Verdict> {
+    verdict(cargo.args([
         "clippy",
         "--workspace",
         "--all-targets",
@@ -85,20 +102,29 @@ fn build() -> Result<Verdict> {
     verdict(cargo().args(["test", "--workspace", "--all-features", "--no-run"]))
 }
 
-fn tests(variables: Vec<(String, String)>, tally: &mut Tally) -> Result<Verdict> {
+fn quick_tests(tally: &mut Tally) -> Result<Verdict> {
+    let histories = env::var("KEYLANE_HISTORIES").unwrap_or_else(|_| QUICK_HISTORIES.to_owned());
     let mut test = cargo();
     test.args(["test", "--workspace", "--all-features", "--no-fail-fast"]);
-    tallied(test.envs(variables), tally)
+    tallied(test.env("KEYLANE_HISTORIES", histories), tally)
 }
 
-fn quick_histories() -> Vec<(String, String)> {
-    let asked = env::var("KEYLANE_HISTORIES").unwrap_or_else(|_| QUICK_HISTORIES.to_owned());
-    vec![("KEYLANE_HISTORIES".to_owned(), asked)]
+/// The examples in the docs of the code.
+fn doc_tests(tally: &mut Tally) -> Result<Verdict> {
+    let mut test = patient_cargo();
+    test.args([
+        "test",
+        "--workspace",
+        "--all-features",
+        "--no-fail-fast",
+        "--doc",
+    ]);
+    tallied(&mut test, tally)
 }
 
 /// The executor's interleavings, in a build of their own beside the usual one.
 fn shuttle(tally: &mut Tally) -> Result<Verdict> {
-    let mut test = cargo();
+    let mut test = patient_cargo();
     test.args(["test", "--package", "keylane", "--test", "it", "shuttle::"]);
     test.env("RUSTFLAGS", "--cfg keylane_shuttle")
         .env("CARGO_TARGET_DIR", place::root().join("target/shuttle"));
@@ -108,15 +134,20 @@ fn shuttle(tally: &mut Tally) -> Result<Verdict> {
 pub(crate) fn tallied(test: &mut Command, tally: &mut Tally) -> Result<Verdict> {
     let before = tally.failures.len();
     let status = run_seeing(test, |line| tally.see(line))?;
-    Ok(match (status.success(), &tally.failures[before..]) {
+    Ok(judged(status, &tally.failures[before..]))
+}
+
+/// What a test program came to, with the tests that failed.
+pub(crate) fn judged(status: ExitStatus, failures: &[String]) -> Verdict {
+    match (status.success(), failures) {
         (true, _) => Verdict::Ok,
         (false, []) => Verdict::Failed(status.to_string()),
         (false, names) => Verdict::Failed(names.join(", ")),
-    })
+    }
 }
 
 fn docs() -> Result<Verdict> {
-    let mut doc = cargo();
+    let mut doc = patient_cargo();
     doc.args(["doc", "--workspace", "--no-deps", "--all-features"]);
     verdict(doc.env("RUSTDOCFLAGS", "-Dwarnings"))
 }
@@ -135,7 +166,7 @@ pub(crate) fn write_docs() -> Result<Answer> {
 
 /// Packs the crate that strangers depend on and builds it from the package alone.
 fn package() -> Result<Verdict> {
-    verdict(cargo().args(["package", "--package", "keylane", "--allow-dirty"]))
+    verdict(patient_cargo().args(["package", "--package", "keylane", "--allow-dirty"]))
 }
 
 /// Ok when the program says so.

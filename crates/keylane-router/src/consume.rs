@@ -54,6 +54,8 @@ const MOMENT: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 8;
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
+/// Longer than any source tries to reach its broker before it says that it cannot.
+const TRIES: Duration = Duration::from_secs(60);
 /// A pool that takes no more is asked for its successor after this.
 const POOL_GONE: Duration = Duration::from_millis(10);
 /// A source that waits for one lane says so this often.
@@ -632,8 +634,9 @@ impl<S: Source> Consume<S> {
     /// Receives until told to stop; hands the source back.
     async fn run(mut self) -> S {
         let mut back_off = FIRST_BACK_OFF;
-        // A source that failed and has brought nothing since is well once it has held out for a while.
-        let mut failed = false;
+        // A source that failed and has brought nothing since is well once it has held out for this
+        // long: from when it says that it is there again, or else while it may still be trying.
+        let mut failed = None;
         let stop = self.stop.clone();
         while !stop.is_cancelled() {
             self.stage.block(Blocked::Window);
@@ -652,15 +655,15 @@ impl<S: Source> Consume<S> {
                 let receiving = receive(&mut self.source, room, self.terms.as_deref());
                 let receiving = contained(receiving);
                 let mut receiving = std::pin::pin!(receiving);
-                let holds_out = tokio::time::sleep(back_off);
+                let holds_out = tokio::time::sleep(failed.unwrap_or_default());
                 let mut holds_out = std::pin::pin!(holds_out);
                 loop {
                     tokio::select! {
                         biased;
                         () = stop.cancelled() => break None,
                         received = &mut receiving => break Some(received),
-                        () = &mut holds_out, if failed => {
-                            (failed, back_off) = (false, FIRST_BACK_OFF);
+                        () = &mut holds_out, if failed.is_some() => {
+                            (failed, back_off) = (None, FIRST_BACK_OFF);
                             well();
                         }
                     }
@@ -672,15 +675,15 @@ impl<S: Source> Consume<S> {
             let received = received.unwrap_or_else(|text| Err(self.panicked(text)));
             match received {
                 // It has connected again, and nothing more is known.
-                Ok((batch, _)) if failed && batch.is_empty() => {}
+                Ok((batch, _)) if failed.is_some() && batch.is_empty() => failed = Some(back_off),
                 Ok((batch, lent)) => {
-                    (failed, back_off) = (false, FIRST_BACK_OFF);
+                    (failed, back_off) = (None, FIRST_BACK_OFF);
                     well();
                     let (batch, lent) = self.still_lent(batch, lent).await;
                     self.take_batch(batch, lent).await;
                 }
                 Err(error) => {
-                    failed = true;
+                    failed = Some(TRIES);
                     self.held.doubted.notify_one();
                     let trouble = Trouble::Source(self.name.clone());
                     self.router.health.trouble(trouble, error.to_string());

@@ -28,6 +28,10 @@ pub trait Source: Send + 'static {
 
     /// Waits for messages and takes at most `room` of them, in the source's order.
     ///
+    /// What cannot be reached is an error within a minute. After one, an answer without messages says
+    /// that all is well again before there are any; a source that says nothing is believed to be
+    /// trying for a minute.
+    ///
     /// Cancel-safe: a dropped `receive` loses nothing, what it had taken comes again.
     fn receive(
         &mut self,

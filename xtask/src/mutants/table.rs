@@ -1117,6 +1117,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: CONFORMS,
     },
     Mutation {
+        name: "trying-is-holding-out",
+        invariant: "R9",
+        file: CONSUME,
+        find: "                    failed = Some(TRIES);\n",
+        replace: "                    failed = Some(back_off.min(TRIES));\n",
+        test: ROUTED,
+    },
+    Mutation {
         name: "folder-has-two-owners",
         invariant: "R1",
         file: EMBEDDED_LOCK,

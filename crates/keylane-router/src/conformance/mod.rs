@@ -22,6 +22,7 @@
 
 mod cases;
 mod child;
+mod listen;
 mod rig;
 mod store;
 mod subject;
@@ -31,6 +32,7 @@ mod watched;
 
 pub use cases::CASES;
 pub use child::run_child;
+pub use listen::listen;
 pub use store::MemoryStore;
 pub use subject::{Fault, Published, Queue, Subject};
 pub use suite::{Case, End, Summary, Verdict, run, run_all, share, test};

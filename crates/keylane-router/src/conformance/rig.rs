@@ -176,8 +176,13 @@ impl Rig {
         Bench {
             queue,
             history: Arc::new(Recorder::in_memory()),
-            ordered: matches!(self.features.order, Order::Kept | Order::UntilReconnect),
+            ordered: self.in_order(),
         }
+    }
+
+    /// Whether messages of a key come in their order, as long as no connection is lost.
+    pub(super) fn in_order(&self) -> bool {
+        matches!(self.features.order, Order::Kept | Order::UntilReconnect)
     }
 
     /// Leaves the case out unless the source hands out keys.

@@ -51,6 +51,8 @@ pub struct RabbitmqSource {
     standby: bool,
     /// The queue was seen to be as the options say, and was there ever since.
     verified: bool,
+    /// The last receive failed.
+    failed: bool,
     /// Each ends with its link.
     watches: JoinSet<()>,
 }
@@ -98,6 +100,7 @@ impl RabbitmqSource {
                 batches: 0,
                 standby: false,
                 verified: false,
+                failed: false,
                 watches: JoinSet::new(),
             }),
         }
@@ -358,7 +361,15 @@ impl Source for RabbitmqSource {
     }
 
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
-        self.wait().await?;
+        if self.failed {
+            self.connected().await?;
+            self.failed = false;
+            // Nothing yet, but all is well: that is to be known before the first message.
+            return Ok(Vec::new());
+        }
+        let waited = self.wait().await;
+        self.failed = waited.is_err();
+        waited?;
         // No await from here on: what is taken is handed out.
         Ok(self.take(room))
     }

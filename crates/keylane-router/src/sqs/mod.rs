@@ -90,6 +90,8 @@ pub struct SqsSource {
     batches: u64,
     /// Whether the queue was seen to be one that can be read in order.
     checked: bool,
+    /// A poll failed, and none was answered since.
+    failed: bool,
     /// What is given back without having been handed out.
     returning: JoinSet<()>,
 }
@@ -117,6 +119,7 @@ impl SqsSource {
             polls: Polls::new(api.clone()),
             // Where nothing is promised nothing can be broken.
             checked: !api.options.is_fifo() || api.options.accept_redrive,
+            failed: false,
             api,
             ready: VecDeque::new(),
             batches: 0,
@@ -303,9 +306,20 @@ impl Source for SqsSource {
             }
             self.polls.start(room.messages);
             match self.polls.next().await {
-                Ok((_, messages)) if messages.is_empty() => {}
-                Ok((lent, messages)) => self.keep(lent, messages),
-                Err(error) => return Err(self.error(error)),
+                Ok((_, messages)) if messages.is_empty() => {
+                    if std::mem::take(&mut self.failed) {
+                        // Nothing yet, but all is well.
+                        return Ok(Vec::new());
+                    }
+                }
+                Ok((lent, messages)) => {
+                    self.failed = false;
+                    self.keep(lent, messages);
+                }
+                Err(error) => {
+                    self.failed = true;
+                    return Err(self.error(error));
+                }
             }
         }
     }

@@ -3,6 +3,7 @@
 
 mod answers;
 mod audit;
+mod away;
 mod broker;
 mod cascade;
 mod failure_table;

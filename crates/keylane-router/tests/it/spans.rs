@@ -27,7 +27,7 @@ impl Spans {
     /// Keeps those of this thread from now on, as long as the guard lives.
     pub(crate) fn start() -> (Self, tracing::subscriber::DefaultGuard) {
         let spans = Self::default();
-        let here = tracing::subscriber::set_default(spans.clone());
+        let here = keylane_router::conformance::listen(spans.clone());
         (spans, here)
     }
 

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use tracing::field::{Field, Visit};
 use tracing::span;
 
+use crate::conformance::listen::listen;
 use crate::conformance::rig::{Rig, Setup, ensure, keys};
 use crate::conformance::subject::Fault;
 use crate::conformance::suite::{End, Summary};
@@ -34,7 +35,7 @@ pub(super) async fn broker_gone(rig: Rig) -> Result<Summary, End> {
 async fn breaks(rig: Rig, fault: Fault, mended: Fault) -> Result<Summary, End> {
     rig.needs_faults(&[fault, mended])?;
     let log = Log::default();
-    let _here = tracing::subscriber::set_default(log.clone());
+    let _here = listen(log.clone());
     let run = rig.start(Setup::new()).await?;
     let other = rig.queue().await?;
     let watch = Watch::new(rig.features.clone(), run.history.clone());
@@ -66,10 +67,11 @@ async fn breaks(rig: Rig, fault: Fault, mended: Fault) -> Result<Summary, End> {
         || format!("the trouble does not say which source or what is wrong: {text:?}"),
     )?;
     other.fault(mended).await?;
-    other.publish(&["b"], 5..10).await?;
-    run.delivered(410).await?;
+    // Before there is anything to receive.
     run.until("its trouble is over", || trouble(&run.router).is_none())
         .await?;
+    other.publish(&["b"], 5..10).await?;
+    run.delivered(410).await?;
     other.empty().await?;
     run.finish().await?;
     let said = log.lines_with(BROKEN);

@@ -24,7 +24,7 @@ impl Log {
     pub(crate) fn start_at(level: tracing::Level) -> (Self, tracing::subscriber::DefaultGuard) {
         let lines = Arc::default();
         let log = Self { lines, level };
-        let here = tracing::subscriber::set_default(log.clone());
+        let here = keylane_router::conformance::listen(log.clone());
         (log, here)
     }
 

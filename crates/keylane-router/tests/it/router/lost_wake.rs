@@ -127,7 +127,7 @@ fn a_breaker_that_closes_while_a_lane_begins_to_wait_for_it_wakes_that_lane() {
         .worker_threads(4)
         .enable_all()
         .on_thread_start(move || {
-            let here = tracing::subscriber::set_default(Between(between.clone()));
+            let here = keylane_router::conformance::listen(Between(between.clone()));
             // As long as the thread is.
             std::mem::forget(here);
         })

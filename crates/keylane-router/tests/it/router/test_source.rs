@@ -26,6 +26,12 @@ pub(crate) struct TestSource {
     settler: TestSettler,
     /// How many of the next receives panic.
     panics: u64,
+    /// How many of the next receives fail, and how long each tries before.
+    failures: (u64, Duration),
+    /// How many failed.
+    pub(crate) failed: Arc<AtomicU64>,
+    /// Whether it says so when it is there again, before it brings anything.
+    says_so: bool,
 }
 
 /// Message id and which delivery of it.
@@ -100,6 +106,9 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         batches,
         settler: settler.clone(),
         panics: 0,
+        failures: (0, Duration::ZERO),
+        failed: Arc::default(),
+        says_so: false,
     };
     let feeder = Feeder {
         name,
@@ -122,6 +131,18 @@ impl TestSource {
     /// Its next receives panic.
     pub(crate) fn panicking(mut self, times: u64) -> Self {
         self.panics = times;
+        self
+    }
+
+    /// As a broker that is away: so many receives fail, each after having tried for so long.
+    pub(crate) fn away(mut self, times: u64, each: Duration) -> Self {
+        self.failures = (times, each);
+        self
+    }
+
+    /// Answers with nothing when it is there again.
+    pub(crate) fn saying_so(mut self) -> Self {
+        self.says_so = true;
         self
     }
 
@@ -266,6 +287,19 @@ impl Source for TestSource {
         if self.panics > 0 {
             self.panics -= 1;
             panic!("a receive that goes wrong");
+        }
+        if let (1.., each) = self.failures {
+            tokio::time::sleep(each).await;
+            self.failures.0 -= 1;
+            self.failed.fetch_add(1, Ordering::SeqCst);
+            return Err(SourceError {
+                source_name: self.name.clone(),
+                text: "nobody answers".to_owned(),
+                permanent: false,
+            });
+        }
+        if std::mem::take(&mut self.says_so) {
+            return Ok(Vec::new());
         }
         match self.batches.recv().await {
             Some(batch) => Ok(batch),
