@@ -13,11 +13,13 @@
 //! * Where several of a lane may run at once, or order is promised per batch only, nothing is
 //!   judged, nor later anything that may have been waiting then.
 
-use std::hash::{BuildHasher as _, RandomState};
+use std::hash::BuildHasher as _;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use foldhash::quality::RandomState;
 
 use crate::message::Key;
 
@@ -82,7 +84,7 @@ impl Default for Audit {
 impl Audit {
     fn with_places(count: usize) -> Self {
         Self {
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
             places: (0..count).map(|_| Mutex::default()).collect(),
             scales: AtomicU64::new(1),
             logged: Mutex::default(),

@@ -187,7 +187,7 @@ pub(crate) fn start<S: Source>(
         held: held.clone(),
         router,
         stop: stop.clone(),
-        counters: HashMap::new(),
+        counters: Map::default(),
         one_pool: features.key_lock.then(OnePool::default),
         addresses: Addresses::default(),
         owners: [name.clone(), any_source()].map(|source| Owner::new(source, None)),
@@ -621,7 +621,7 @@ struct Consume<S: Source> {
     relief: Relief<S::Receipt>,
     router: Arc<Inner>,
     stop: CancellationToken,
-    counters: HashMap<Arc<str>, Arc<Counters>>,
+    counters: Map<Arc<str>, Arc<Counters>>,
     /// Where the broker locks keys.
     one_pool: Option<OnePool>,
     /// Where its messages go.

@@ -25,14 +25,18 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let code = match cli.command.unwrap_or(Command::Serve(cli.serve)) {
         Command::Serve(args) => {
-            memory::give_back_large_pieces();
+            memory::use_little();
             serve::run(args)
         }
         Command::Backup(args) => backup::run(&args),
         Command::Config(ConfigCommand::Check(args)) => config::command::check(args.layers()),
         Command::Config(ConfigCommand::Show(args)) => config::command::show(args.layers()),
         Command::Verify(args) => verify::run(&args),
-        Command::Bench(command) => bench::run(&command),
+        Command::Bench(command) => {
+            // What is measured is what serves.
+            memory::use_little();
+            bench::run(&command)
+        }
     };
     ExitCode::from(code)
 }

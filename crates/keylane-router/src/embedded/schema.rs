@@ -133,7 +133,7 @@ fn prepare_writer(
     connection.pragma_update(None, "wal_autocheckpoint", 4000)?;
     connection.pragma_update(None, "journal_size_limit", 64 << 20)?;
     // Rows are added at the end and leave in stretches: little is looked at twice.
-    connection.pragma_update(None, "cache_size", -4096)?;
+    connection.pragma_update(None, "cache_size", -2048)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.set_prepared_statement_cache_capacity(256);
     migrate(&mut connection, version)?;
@@ -191,6 +191,8 @@ pub(super) fn open_reader(file: &Path) -> Result<Connection, rusqlite::Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(Duration::from_secs(2))?;
+    // It reads onwards, and seldom the same again.
+    connection.pragma_update(None, "cache_size", -1024)?;
     connection.pragma_update(None, "temp_store", "FILE")?;
     // What a failed write leaves there is thrown away whole; a journal on disk would buy nothing.
     connection.pragma_update(Some("temp"), "journal_mode", "MEMORY")?;
