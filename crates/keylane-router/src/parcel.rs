@@ -221,3 +221,55 @@ impl Parcel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spelled(target: &str) -> Spelled<'_> {
+        Spelled {
+            target,
+            ..Spelled::default()
+        }
+    }
+
+    #[test]
+    fn an_address_is_kept_once_and_only_so_many_are() {
+        let mut addresses = Addresses::default();
+        let first = addresses.get(spelled("http://a/"), Vec::new());
+        let again = addresses.get(spelled("http://a/"), Vec::new());
+        assert!(Arc::ptr_eq(&first, &again));
+        let of_blue = Spelled {
+            tenant: Some("blue"),
+            ..spelled("http://a/")
+        };
+        let blue = addresses.get(of_blue, Vec::new());
+        assert_eq!(blue.tenant.as_deref(), Some("blue"));
+        let headers = vec![("x-a".into(), "b".into())];
+        let own = addresses.get(spelled("http://a/"), headers);
+        assert_eq!(own.headers.len(), 1);
+        assert!(first.headers.is_empty() && first.tenant.is_none());
+        for n in 0..3 * REMEMBERED {
+            addresses.get(spelled(&n.to_string()), Vec::new());
+        }
+        assert!(addresses.met.len() <= REMEMBERED);
+    }
+
+    #[test]
+    fn what_is_a_part_of_the_body_is_not_copied_and_what_is_not_stands_beside_it() {
+        let body = Bytes::from_static(b"id-1 payload");
+        let text = std::str::from_utf8(&body).unwrap();
+        let address = spelled("").with(Vec::new());
+        let (id, payload) = (Cow::Borrowed(&text[..4]), Cow::Borrowed(&body[5..]));
+        let parcel = Parcel::new(&body, id, payload, None, address.clone());
+        let message = parcel.message(&body);
+        assert_eq!((&*message.id, &*message.payload), ("id-1", &b"payload"[..]));
+        assert_eq!(message.payload.as_ptr(), body[5..].as_ptr());
+        assert_eq!(parcel.beside(), 0);
+        let (id, payload) = (Cow::Owned("other".to_owned()), Cow::Owned(vec![1, 2, 3]));
+        let parcel = Parcel::new(&body, id, payload, None, address);
+        let message = parcel.message(&body);
+        assert_eq!((&*message.id, &*message.payload), ("other", &[1, 2, 3][..]));
+        assert_eq!((parcel.id(&body), parcel.beside()), ("other", 3));
+    }
+}

@@ -146,6 +146,7 @@ struct Lane {
 
 /// The runs of a lane. All that is known of most is out: those need no buffer.
 #[derive(Debug, Default)]
+#[allow(clippy::box_collection)] // a pointer in each lane instead of a whole deque
 struct Runs(Option<Box<VecDeque<Run>>>);
 
 impl Runs {
