@@ -61,6 +61,8 @@ pub struct EmbeddedSource {
     reading: Arc<Reading>,
     shared: Arc<Shared>,
     events: watch::Receiver<u64>,
+    /// The last claim failed.
+    failed: bool,
 }
 
 impl EmbeddedSource {
@@ -71,6 +73,7 @@ impl EmbeddedSource {
             reading: Reading::new(queue.clone()),
             queue,
             shared,
+            failed: false,
         }
     }
 
@@ -187,12 +190,18 @@ impl Source for EmbeddedSource {
 
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
         loop {
-            self.wait().await;
-            let mut claim = self.claim(room).await?;
+            let failed = self.failed;
+            if !failed {
+                self.wait().await;
+            }
+            let claim = self.claim(room).await;
+            self.failed = claim.is_err();
+            let mut claim = claim?;
             self.bury(&claim.claimed.poisoned);
             // No await from here on: a claim is either dropped whole or handed out whole.
             let received = self.hand_out(&mut claim);
-            if !received.is_empty() {
+            // After a failure nothing is an answer, too: the file can be read again.
+            if failed || !received.is_empty() {
                 return Ok(received);
             }
         }

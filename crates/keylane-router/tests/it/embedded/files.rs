@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use keylane_router::embedded::{BackupError, Db, NewMessage, OpenError, PublishError};
 use keylane_router::plan::Keyless;
-use keylane_router::source::{SettleError, Settler, Source};
+use keylane_router::source::{Room, SettleError, Settler, Source};
 use keylane_router::store::{Store, StoreError};
 
 use super::{Bed, ack, message, messages, names, options, receipts, receive};
@@ -249,6 +249,30 @@ async fn a_file_that_becomes_read_only_refuses_publishes_and_recovers() {
     bed.publish("q", messages(&["a2"])).await;
     ack(&source, &out).await;
     assert_eq!(names(&receive(&mut source, 10).await), ["a2"]);
+}
+
+#[tokio::test]
+async fn a_file_that_can_be_read_again_says_so_before_there_is_a_message() {
+    let bed = Bed::new();
+    bed.publish("q", messages(&["a1"])).await;
+    let (mut source, mut other) = (bed.source("q").await, bed.source("q").await);
+    let (file, away) = (
+        bed.folder.path().join("keylane.db"),
+        bed.folder.path().join("away.db"),
+    );
+    std::fs::rename(&file, &away).expect("renames");
+    let room = Room {
+        messages: 1,
+        bytes: 1 << 20,
+    };
+    let failed = source.receive(room).await.expect_err("cannot be opened");
+    assert!(failed.to_string().contains("keylane.db"), "{failed}");
+    std::fs::rename(&away, &file).expect("renames");
+    // Somebody else takes what there is.
+    assert_eq!(names(&receive(&mut other, 1).await), ["a1"]);
+    let said = tokio::time::timeout(Duration::from_secs(60), source.receive(room)).await;
+    let said = said.expect("it answers").expect("it is well");
+    assert!(said.is_empty());
 }
 
 #[tokio::test]
