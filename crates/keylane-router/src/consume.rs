@@ -27,7 +27,6 @@ use crate::map::Map;
 use crate::message::{BrokerId, Key};
 use crate::one_pool::OnePool;
 use crate::parcel::{Addresses, Parcel};
-use crate::parse;
 use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
 use crate::pool::{FULL_FOR, NotPut, Pool, Pushed};
 use crate::recent::Recent;
@@ -781,15 +780,8 @@ impl<S: Source> Consume<S> {
         lent: Duration,
     ) -> (Arc<Pool>, Box<Delivery>) {
         let tenant = received.tenant.as_deref();
-        let envelope = &self.plan.envelope;
-        let unpacked = parse::unpack(envelope, &received, tenant, &mut self.addresses);
-        let (parcel, fate) = match unpacked {
-            Ok(parcel) => (parcel, Fate::Attempt),
-            Err(malformed) => {
-                let fate = Fate::dead_letter("malformed", malformed.text);
-                (parse::stand_in(&received, tenant), fate)
-            }
-        };
+        let (envelope, addresses) = (&self.plan.envelope, &mut self.addresses);
+        let (parcel, fate) = self.router.unpack(envelope, &received, tenant, addresses);
         let (id, given) = (&received.identity.id, received.tenant.as_ref());
         let lane_of = |scope| self.lane(scope, &parcel, id, given);
         let code = parcel.address.pool.as_ref();
@@ -834,9 +826,6 @@ impl<S: Source> Consume<S> {
             lease,
         };
         let mut delivery = Box::new(Delivery::new(loan, parcel, lane, stay, counters));
-        let dispatch = &self.router.dispatch;
-        let address = &delivery.parcel.address;
-        address.locate(|target| dispatch.origin_of(target));
         delivery.set_fate(too_large(&delivery, &pool.plan()).unwrap_or(fate));
         (pool, delivery)
     }

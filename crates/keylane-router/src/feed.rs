@@ -8,12 +8,11 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::delivery::{Delivery, Fate, Lender, Loan, Row, Settled, Settlement};
+use crate::delivery::{Delivery, Lender, Loan, Row, Settled, Settlement};
 use crate::fault;
 use crate::lane::LaneId;
 use crate::message::Identity;
 use crate::parcel::Addresses;
-use crate::parse;
 use crate::pool::Pool;
 use crate::router::Inner;
 use crate::source::BatchId;
@@ -67,6 +66,7 @@ impl Feeders {
             since: BTreeMap::new(),
             done: Vec::new(),
             not_before: None,
+            addresses: Addresses::default(),
             waits_for_store: None,
             moment: MOMENT,
         };
@@ -103,6 +103,8 @@ struct Feeder {
     waits_for_store: Option<StoreWait>,
     /// The next wait for what nobody tells of.
     moment: Duration,
+    /// Where its rows go.
+    addresses: Addresses,
 }
 
 /// A row that is resolved.
@@ -310,17 +312,11 @@ impl Feeder {
         }
     }
 
-    fn delivery(&self, pool: &Pool, row: ParkedRow) -> Box<Delivery> {
+    fn delivery(&mut self, pool: &Pool, row: ParkedRow) -> Box<Delivery> {
         let stored = row.message;
         let envelope = self.router.envelope_of(&stored.identity.source);
-        let addresses = &mut Addresses::default();
-        let (parcel, fate) = match parse::unpack(&envelope, &stored, None, addresses) {
-            Ok(parcel) => (parcel, Fate::Attempt),
-            Err(malformed) => {
-                let fate = Fate::dead_letter("malformed", malformed.text);
-                (parse::stand_in(&stored, None), fate)
-            }
-        };
+        let addresses = &mut self.addresses;
+        let (parcel, fate) = self.router.unpack(&envelope, &stored, None, addresses);
         let stay = self.router.store.stay(&stored.identity);
         let counters = self.router.counters.of(&self.lane.source, &pool.name);
         let lane = LaneId::of(&self.lane);
@@ -339,9 +335,6 @@ impl Feeder {
             lease: None,
         };
         let mut delivery = Box::new(Delivery::new(loan, parcel, lane, stay, counters));
-        let dispatch = &self.router.dispatch;
-        let address = &delivery.parcel.address;
-        address.locate(|target| dispatch.origin_of(target));
         delivery.set_fate(fate);
         delivery
     }

@@ -21,7 +21,6 @@ mod feed;
 mod gone_back;
 pub mod health;
 pub mod history;
-mod hurried;
 mod jitter;
 mod lane;
 pub mod lease;
@@ -59,6 +58,7 @@ mod verbs;
 mod waits;
 mod watch;
 mod weight;
+mod wishes;
 mod workers;
 
 pub use router::{Builder, Router, StartError};

@@ -13,8 +13,8 @@ use crate::message::{Key, Message};
 /// So many different addresses are remembered.
 const REMEMBERED: usize = 256;
 
-/// Where a message goes, and how. Fields as in [`Message`].
-#[derive(Debug)]
+/// Where a message goes, and how. Fields as in [`Message`]. Not `Debug`: tokens and headers may be
+/// secrets.
 pub(crate) struct Address {
     pub(crate) pool: Option<Arc<str>>,
     pub(crate) target: Arc<str>,
@@ -28,7 +28,7 @@ pub(crate) struct Address {
 }
 
 /// An address as a body has it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Spelled<'a> {
     pub(crate) pool: Option<&'a str>,
     pub(crate) target: &'a str,
@@ -77,7 +77,7 @@ impl Address {
 }
 
 /// The addresses that were met lately: most messages of a source go to few.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Addresses {
     met: Map<u64, Arc<Address>>,
 }

@@ -26,7 +26,6 @@ use crate::feed::Fed;
 use crate::gone_back::GoneBack;
 use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
-use crate::hurried::Hurried;
 use crate::lane::{LaneId, any_source};
 use crate::lease::Lost;
 use crate::map::Map;
@@ -50,6 +49,7 @@ use crate::unsettled::Unsettled;
 use crate::waits::BreakerWaits;
 use crate::watch;
 use crate::weight::{Weight, Weights};
+use crate::wishes::Wishes;
 use crate::workers::Workers;
 
 /// The longest wait between two tries to write to a store.
@@ -238,6 +238,11 @@ impl Losses {
         !lanes.is_empty() && lanes.remove(lane)
     }
 }
+
+/// Lanes that an operator wants tried at once, whatever their heads wait for. Noted by the verb before
+/// it ends holds, because what waits may be out of its lane for a moment, or on its way to the store;
+/// gone with the next attempt of the lane.
+type Hurried = Wishes<LaneId, ()>;
 
 /// Where a message is, for whoever wants something done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -464,7 +469,7 @@ impl Pool {
     /// to be held. `tell` says it to whoever has the rest of the lane; answers whether anybody has any
     /// of it.
     pub(crate) fn hurry(&self, lane: &LaneId, tell: impl FnOnce() -> bool) -> bool {
-        self.hurried.note(lane);
+        self.hurried.insert(lane.clone(), ());
         let told = tell();
         let known = self.executor.release(lane) || told;
         if !known {
@@ -826,7 +831,10 @@ impl Attempts {
         if let Some(skip) = self.shared.skips.take(&delivery.identity) {
             return self.skip_turn(delivery, skip).await;
         }
-        let (not_before, hurried) = (delivery.take_not_before(), self.hurried.take(&lane));
+        let (not_before, hurried) = (
+            delivery.take_not_before(),
+            self.hurried.take(&lane).is_some(),
+        );
         if let Some(until) = not_before.filter(|at| !hurried && *at > Instant::now()) {
             return self.hold(delivery, until);
         }

@@ -12,6 +12,7 @@ use crate::audit::{Audit, Scale};
 use crate::breaker::Breakers;
 use crate::consume::{self, Consumer};
 use crate::counters::{PoolGauges, Registry};
+use crate::delivery::Fate;
 use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
 use crate::feed::Feeders;
 use crate::health::{Health, Problem, Trouble};
@@ -19,6 +20,8 @@ use crate::history::Recorder;
 use crate::lane::{LaneId, any_source};
 use crate::lease::{BootClock, LeaseClock};
 use crate::message::{Identity, Message};
+use crate::parcel::{Addresses, Parcel};
+use crate::parse::{self, Incoming};
 use crate::plan::{
     BreakerPlan, Envelope, Instances, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan,
 };
@@ -842,6 +845,28 @@ impl Inner {
         let settling = |consumer: &Arc<Consumer>| consumer.stage.settling().is_some();
         self.routes.pools().iter().all(|pool| pool.is_empty())
             && !self.consumers().values().any(settling)
+    }
+
+    /// A body as a message to be kept beside it, and what is to be done with that. From then on it is
+    /// known whom it would be sent to.
+    pub(crate) fn unpack<'a>(
+        &self,
+        envelope: &Envelope,
+        incoming: impl Into<Incoming<'a>>,
+        tenant: Option<&str>,
+        addresses: &mut Addresses,
+    ) -> (Parcel, Fate) {
+        let incoming = incoming.into();
+        let (parcel, fate) = match parse::unpack(envelope, incoming, tenant, addresses) {
+            Ok(parcel) => (parcel, Fate::Attempt),
+            Err(malformed) => {
+                let fate = Fate::dead_letter("malformed", malformed.text);
+                (parse::stand_in(incoming, tenant), fate)
+            }
+        };
+        let origin = |target: &str| self.dispatch.origin_of(target);
+        parcel.address.locate(origin);
+        (parcel, fate)
     }
 
     pub(crate) fn envelope_of(&self, source: &str) -> Envelope {

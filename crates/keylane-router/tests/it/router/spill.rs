@@ -443,26 +443,22 @@ async fn what_arrives_while_its_key_is_being_spilled_follows_it_at_once() {
     for key in ["a", "b", "c", "d"] {
         target.set(key, Answer::Hangs(others.clone()));
     }
-    let SlowSpill {
-        router,
-        broker,
-        store,
-        asked,
-        go,
-    } = SlowSpill::start(&target).await;
+    let rig = SlowSpill::start(&target).await;
     // The window is full, and most of it is of one key.
-    broker.publish((1..=4).map(|n| sent("slow", n)).collect::<Vec<_>>());
-    broker.publish(["a", "b", "c", "d"].map(|key| sent(key, 1)).to_vec());
-    asked.acquire().await.unwrap().forget();
+    rig.broker
+        .publish((1..=4).map(|n| sent("slow", n)).collect::<Vec<_>>());
+    rig.broker
+        .publish(["a", "b", "c", "d"].map(|key| sent(key, 1)).to_vec());
+    rig.asked.acquire().await.unwrap().forget();
     others.add_permits(4);
-    broker.publish(vec![sent("slow", 5), sent("slow", 6)]);
-    until("they are in the lane", || router.pools()[0].queued == 2).await;
-    go.add_permits(100);
-    until("all is acked", || broker.is_empty()).await;
-    assert_eq!(store.inner.parked()[0].messages, 6);
+    rig.broker.publish(vec![sent("slow", 5), sent("slow", 6)]);
+    until("they are in the lane", || rig.router.pools()[0].queued == 2).await;
+    rig.go.add_permits(100);
+    until("all is acked", || rig.broker.is_empty()).await;
+    assert_eq!(rig.store.inner.parked()[0].messages, 6);
     door.add_permits(6);
-    until("all is delivered", || store.inner.parked().is_empty()).await;
-    router.stop(Duration::from_secs(5)).await;
+    until("all is delivered", || rig.store.inner.parked().is_empty()).await;
+    rig.router.stop(Duration::from_secs(5)).await;
 }
 
 /// The wait of the head goes with it to the store; the operator's wish comes in between.
@@ -470,27 +466,21 @@ async fn what_arrives_while_its_key_is_being_spilled_follows_it_at_once() {
 async fn a_key_that_is_to_be_tried_at_once_while_it_is_spilled_is() {
     let target = Target::new(Arc::new(Recorder::in_memory()));
     target.set("bad", Answer::Fails);
-    let SlowSpill {
-        router,
-        broker,
-        store,
-        asked,
-        go,
-    } = SlowSpill::start(&target).await;
-    broker.publish(
+    let rig = SlowSpill::start(&target).await;
+    rig.broker.publish(
         (1..=2 * WINDOW as u64)
             .map(|n| sent("bad", n))
             .collect::<Vec<_>>(),
     );
-    asked.acquire().await.unwrap().forget();
+    rig.asked.acquire().await.unwrap().forget();
     target.heal();
-    router.retry_now(lane("bad"), me()).await.unwrap();
-    go.add_permits(1000);
+    rig.router.retry_now(lane("bad"), me()).await.unwrap();
+    rig.go.add_permits(1000);
     until("all is delivered", || {
-        broker.is_empty() && store.inner.parked().is_empty()
+        rig.broker.is_empty() && rig.store.inner.parked().is_empty()
     })
     .await;
-    router.stop(Duration::from_secs(5)).await;
+    rig.router.stop(Duration::from_secs(5)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
