@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::num::NonZeroUsize;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::task::Poll;
@@ -772,6 +773,10 @@ pub(crate) struct Attempts {
 
 pub(crate) type Job = Box<Delivery>;
 
+/// What few turns come to. In a box of its own: a turn is in memory as large as the largest of what
+/// it may come to, and each is made, moved and freed.
+type Seldom<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 impl Handler<LaneId, Job> for Attempts {
     fn gate(&self, delivery: &Job) -> Gate {
         if *delivery.fate() != Fate::Attempt || delivery.is_lost() {
@@ -1276,55 +1281,59 @@ impl Attempts {
     }
 
     /// A failed attempt is on disk before its lane is held, or it is not counted.
-    async fn write_down(&self, delivery: &mut Delivery, reason: &Reason) {
-        delivery.waits_no_more();
-        let attempt = FailedAttempt {
-            at: SystemTime::now(),
-            class: reason.class.to_string(),
-            text: reason.text.clone(),
-            answer: reason.answer.clone(),
-        };
-        tracing::debug!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, "failed: {}", reason.text);
-        match self
-            .shared
-            .store
-            .failed_attempt(&delivery.identity, attempt)
-            .await
-        {
-            Ok(stay) => {
-                self.shared.store_trouble.works();
-                delivery.stay = stay;
+    fn write_down<'a>(&'a self, delivery: &'a mut Delivery, reason: &'a Reason) -> Seldom<'a, ()> {
+        Box::pin(async move {
+            delivery.waits_no_more();
+            let attempt = FailedAttempt {
+                at: SystemTime::now(),
+                class: reason.class.to_string(),
+                text: reason.text.clone(),
+                answer: reason.answer.clone(),
+            };
+            tracing::debug!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, "failed: {}", reason.text);
+            match self
+                .shared
+                .store
+                .failed_attempt(&delivery.identity, attempt)
+                .await
+            {
+                Ok(stay) => {
+                    self.shared.store_trouble.works();
+                    delivery.stay = stay;
+                }
+                Err(error) => self.shared.store_trouble.fails(&error),
             }
-            Err(error) => self.shared.store_trouble.fails(&error),
-        }
+        })
     }
 
-    async fn dead_letter(
+    fn dead_letter(
         &self,
         mut delivery: Job,
         lane: LaneId,
         reason: &'static str,
         text: String,
-    ) -> Reply<Job> {
-        if !delivery.is_stored() && self.shared.rejects(&delivery.identity.source) {
-            return self.reject(delivery, reason, &text);
-        }
-        match self.store_letter(&delivery, &lane, reason, &text).await {
-            Ok(()) => {
-                self.shared.store_trouble.works();
-                self.shared.note(&delivery, EventKind::Store, "dead-letter");
-                match reason {
-                    "skipped" => delivery.counters.skipped.one(),
-                    _ => delivery.counters.dead_lettered.one(),
+    ) -> Seldom<'_, Reply<Job>> {
+        Box::pin(async move {
+            if !delivery.is_stored() && self.shared.rejects(&delivery.identity.source) {
+                return self.reject(delivery, reason, &text);
+            }
+            match self.store_letter(&delivery, &lane, reason, &text).await {
+                Ok(()) => {
+                    self.shared.store_trouble.works();
+                    self.shared.note(&delivery, EventKind::Store, "dead-letter");
+                    match reason {
+                        "skipped" => delivery.counters.skipped.one(),
+                        _ => delivery.counters.dead_lettered.one(),
+                    }
+                    delivery.settle(Settlement::Ack);
+                    Reply::Done
                 }
-                delivery.settle(Settlement::Ack);
-                Reply::Done
+                Err(error) => {
+                    delivery.set_fate(Fate::dead_letter(reason, text));
+                    self.hold_for_store(delivery, &error)
+                }
             }
-            Err(error) => {
-                delivery.set_fate(Fate::dead_letter(reason, text));
-                self.hold_for_store(delivery, &error)
-            }
-        }
+        })
     }
 
     /// To the broker's own dead letters.
@@ -1369,17 +1378,19 @@ impl Attempts {
     }
 
     /// Its turn has come, and an operator wants it skipped.
-    async fn skip_turn(&self, delivery: Job, skip: Skip) -> Reply<Job> {
-        let written = self.write_skipped(&delivery, &skip).await;
-        let reply = match written {
-            Ok(()) => {
-                self.skipped(delivery);
-                Reply::Done
-            }
-            Err(_) => ask_again(delivery),
-        };
-        skip.answer(written);
-        reply
+    fn skip_turn(&self, delivery: Job, skip: Skip) -> Seldom<'_, Reply<Job>> {
+        Box::pin(async move {
+            let written = self.write_skipped(&delivery, &skip).await;
+            let reply = match written {
+                Ok(()) => {
+                    self.skipped(delivery);
+                    Reply::Done
+                }
+                Err(_) => ask_again(delivery),
+            };
+            skip.answer(written);
+            reply
+        })
     }
 
     /// A head that an operator wants skipped is, before anything else is done with its lane. What

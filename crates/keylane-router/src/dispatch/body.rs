@@ -29,15 +29,15 @@ impl Answer {
     /// left.
     pub(super) async fn read(
         &mut self,
-        mut body: Incoming,
+        body: &mut Incoming,
         lease: &mut Lease,
         limit: usize,
-        mut clock: Pin<&mut Clock>,
+        mut clock: Pin<&mut Clock<'_>>,
     ) -> End {
         loop {
             let frame = tokio::select! {
                 biased;
-                frame = lease.frame(&mut body) => frame,
+                frame = lease.frame(body) => frame,
                 late = clock.as_mut().body() => return End::Cut(late),
             };
             let data = match frame {

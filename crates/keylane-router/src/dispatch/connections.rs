@@ -29,8 +29,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::task::unconstrained;
 use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
 
 use super::Attempt;
+use super::body::End;
 use super::dial::{self, DialError, Resolve};
 use super::guard::Guard;
 use super::target::TargetUrl;
@@ -232,9 +234,19 @@ impl Connections {
         target: &TargetUrl,
         attempt: &Attempt,
     ) -> Result<Lease, NoConnection> {
-        if let Some(lease) = self.kept_for(target, attempt).await {
-            return Ok(lease);
+        match self.kept_for(target, attempt).await {
+            Some(lease) => Ok(lease),
+            // In a box: it is seldom, and every attempt would have to be as large.
+            None => Box::pin(self.new_for(target, attempt)).await,
         }
+    }
+
+    /// A new connection, or one that was opened for somebody else meanwhile.
+    async fn new_for(
+        self: &Arc<Self>,
+        target: &TargetUrl,
+        attempt: &Attempt,
+    ) -> Result<Lease, NoConnection> {
         let Some(opening) = self.gate(target) else {
             return self.open(target, attempt).await;
         };
@@ -588,19 +600,35 @@ impl Http1 {
         .await
     }
 
-    async fn send(
-        &mut self,
-        request: Request<Payload>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Payload>>> {
-        // Not held up by what the task did before: what was not said now would be said to nobody.
-        let mut sent = std::pin::pin!(unconstrained(self.send.try_send_request(request)));
-        let connection = &mut self.connection;
-        std::future::poll_fn(|cx| {
-            drive(connection, cx);
-            // Only the connection, driven above, makes it ready.
-            sent.as_mut().poll(&mut Context::from_waker(Waker::noop()))
-        })
-        .await
+    fn send(&mut self, request: Request<Payload>) -> Driving<'_, impl Future<Output = Sent>> {
+        Driving {
+            // Not held up by what the task did before: what was not said now would be said to nobody.
+            sent: unconstrained(self.send.try_send_request(request)),
+            connection: &mut self.connection,
+        }
+    }
+}
+
+/// What came of a request. An error gives it back if nothing of it was sent.
+pub(super) type Sent = Result<Response<Incoming>, TrySendError<Request<Payload>>>;
+
+pin_project_lite::pin_project! {
+    /// A request on its way over HTTP/1, and the connection that it drives.
+    struct Driving<'a, F> {
+        #[pin]
+        sent: F,
+        connection: &'a mut Option<Running>,
+    }
+}
+
+impl<F: Future<Output = Sent>> Future for Driving<'_, F> {
+    type Output = Sent;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Sent> {
+        let this = self.project();
+        drive(this.connection, cx);
+        // Only the connection, driven above, makes it ready.
+        this.sent.poll(&mut Context::from_waker(Waker::noop()))
     }
 }
 
@@ -620,21 +648,20 @@ impl Lease {
         match self.line.as_mut().expect("given back only at the end") {
             Line::Http1(line) => {
                 line.is_idle()
-                    || !line.has_ended()
-                        && matches!(tokio::time::timeout(READY, line.ready()).await, Ok(true))
+                    || !line.has_ended() && {
+                        let ready = Box::pin(tokio::time::timeout(READY, line.ready()));
+                        matches!(ready.await, Ok(true))
+                    }
             }
             Line::Http2(_, send) => send.ready().await.is_ok(),
         }
     }
 
-    /// Sends the request. An error gives it back if nothing of it was sent.
-    pub(super) async fn send(
-        &mut self,
-        request: Request<Payload>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Payload>>> {
+    /// Sends the request. No `async fn`: each of those has its arguments in memory twice.
+    pub(super) fn send(&mut self, request: Request<Payload>) -> impl Future<Output = Sent> {
         match self.line.as_mut().expect("given back only at the end") {
-            Line::Http1(line) => line.send(request).await,
-            Line::Http2(_, send) => send.try_send_request(request).await,
+            Line::Http1(line) => Either::Left(line.send(request)),
+            Line::Http2(_, send) => Either::Right(send.try_send_request(request)),
         }
     }
 
@@ -660,6 +687,15 @@ impl Lease {
         .await
     }
 
+    /// The answer ended so.
+    pub(super) fn done(self, end: End) {
+        match end {
+            End::Whole => self.keep(),
+            End::OverLimit => self.leave(),
+            End::Cut(_) => drop(self),
+        }
+    }
+
     /// The answer was read whole: the connection is fit for the next request.
     pub(super) fn keep(mut self) {
         match self.line.take() {
@@ -676,7 +712,7 @@ impl Lease {
 
     /// The answer's rest is left. That ends an HTTP/1 connection, and nothing but the request on
     /// an HTTP/2 one.
-    pub(super) fn leave(self) {
+    fn leave(self) {
         if self.is_http2() {
             self.keep();
         }

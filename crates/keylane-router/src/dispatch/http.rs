@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::HOST;
-use http::{Method, Request, Response, Version};
-use hyper::body::{Body, Incoming};
-use hyper::client::conn::TrySendError;
+use http::{HeaderMap, Method, Request, Version};
+use hyper::body::Body;
 use tokio::time::{Instant, Sleep};
 
 use super::answer::{self, Failure};
@@ -147,38 +146,34 @@ impl HttpDispatch {
         attempt: &Attempt,
         stream: impl hyper::rt::Read + hyper::rt::Write + Send + Unpin + 'static,
     ) -> Outcome {
-        let (target, request) = match self.request(message, attempt) {
-            Ok(made) => made,
+        let mut call = match self.prepare(message, attempt) {
+            Ok(call) => call,
             Err(outcome) => return outcome,
         };
-        let mut clock = pin!(Clock::start(&attempt.timeout));
-        let outcome = match self.connections.over(stream, &target).await {
-            Ok(mut lease) => match self
-                .send(&target, request, &mut lease, clock.as_mut())
-                .await
-            {
-                Ok(response) => self.finish(response, lease, clock).await,
-                Err(Sent::Late(late)) => answer::failed(late, None),
-                Err(Sent::Error(error)) => no_answer(error.error()),
-            },
+        let clock = pin!(Clock::start(&attempt.timeout));
+        let outcome = match self.connections.over(stream, &call.target).await {
+            Ok(mut lease) => {
+                let sent = self.send(&mut call, &mut lease, clock).await;
+                let (outcome, end) = sent.expect("only a used connection takes no request");
+                lease.done(end);
+                outcome
+            }
             Err(error) => no_connection(error),
         };
         masked(outcome, message, attempt)
     }
 
-    /// The request of one attempt with its target, or why there can be none.
-    fn request(
-        &self,
-        message: &Message,
-        attempt: &Attempt,
-    ) -> Result<(Arc<TargetUrl>, Request<Payload>), Outcome> {
+    /// What one attempt sends, and to whom, or why it cannot be sent.
+    fn prepare<'a>(&self, message: &'a Message, attempt: &'a Attempt) -> Result<Call<'a>, Outcome> {
         let target = self.target(message, attempt)?;
         let headers = headers::of(message, attempt)
             .map_err(|error| answer::refused("header", error.to_string()))?;
-        let mut request = Request::new(Payload::new(message.payload.clone(), attempt));
-        *request.method_mut() = Method::POST;
-        *request.headers_mut() = headers;
-        Ok((target, request))
+        Ok(Call {
+            message,
+            attempt,
+            target,
+            headers,
+        })
     }
 
     fn target(&self, message: &Message, attempt: &Attempt) -> Result<Arc<TargetUrl>, Outcome> {
@@ -195,17 +190,17 @@ impl HttpDispatch {
         Ok(target)
     }
 
-    async fn call(
-        &self,
-        target: &TargetUrl,
-        mut request: Request<Payload>,
-        attempt: &Attempt,
-    ) -> Outcome {
+    /// Calls the target, on a kept connection or a new one.
+    async fn call(&self, message: &Message, attempt: &Attempt) -> Outcome {
+        let mut call = match self.prepare(message, attempt) {
+            Ok(call) => call,
+            Err(outcome) => return outcome,
+        };
         let mut clock = pin!(Clock::start(&attempt.timeout));
         loop {
             let got = tokio::select! {
                 biased;
-                got = self.connections.get(target, attempt) => got,
+                got = self.connections.get(&call.target, attempt) => got,
                 late = clock.as_mut().connect() => return answer::failed(late, None),
             };
             let mut lease = match got {
@@ -216,64 +211,90 @@ impl HttpDispatch {
                 lease.keep();
                 return answer::lease_lost();
             }
-            match self.send(target, request, &mut lease, clock.as_mut()).await {
-                Ok(response) => return self.finish(response, lease, clock).await,
-                Err(Sent::Late(late)) => return answer::failed(late, None),
-                Err(Sent::Error(mut error)) => match error.take_message() {
-                    // The peer had closed it, and saw nothing of the request.
-                    Some(unsent) if lease.used_before => request = unsent,
-                    _ => return no_answer(error.error()),
-                },
+            let sent = self.send(&mut call, &mut lease, clock.as_mut()).await;
+            if let Some((outcome, end)) = sent {
+                lease.done(end);
+                return outcome;
             }
         }
     }
 
+    /// Sends the request and reads the answer: what that means, and how the answer ended. `None`
+    /// when the peer had closed the connection, which was used before, and saw nothing of it.
+    ///
+    /// By reference, because an `async fn` has its arguments in memory twice.
     async fn send(
         &self,
-        target: &TargetUrl,
-        mut request: Request<Payload>,
+        call: &mut Call<'_>,
         lease: &mut Lease,
-        clock: Pin<&mut Clock>,
-    ) -> Result<Response<Incoming>, Sent> {
-        address(&mut request, target, lease.is_http2());
-        tokio::select! {
+        mut clock: Pin<&mut Clock<'_>>,
+    ) -> Option<(Outcome, End)> {
+        let failed = |failure, text| Some((answer::failed(failure, text), End::Cut(failure)));
+        let (http2, used_before) = (lease.is_http2(), lease.used_before);
+        let sent = tokio::select! {
             biased;
-            sent = lease.send(request) => sent.map_err(|error| Sent::Error(Box::new(error))),
-            late = clock.first_byte() => Err(Sent::Late(late)),
-        }
-    }
-
-    async fn finish(
-        &self,
-        response: Response<Incoming>,
-        mut lease: Lease,
-        clock: Pin<&mut Clock>,
-    ) -> Outcome {
-        let (head, body) = response.into_parts();
+            sent = lease.send(call.request(http2)) => sent,
+            late = clock.as_mut().first_byte() => return failed(late, None),
+        };
+        let (head, mut body) = match sent {
+            Ok(response) => response.into_parts(),
+            Err(mut error) => match error.take_message() {
+                Some(unsent) if used_before => {
+                    call.take_back(unsent);
+                    return None;
+                }
+                _ => return Some((no_answer(error.error()), End::Cut(Failure::Reset))),
+            },
+        };
         if head.headers.len() > self.answer_headers {
-            return answer::failed(Failure::Protocol, Some("the answer has too many headers"));
+            return failed(Failure::Protocol, Some("the answer has too many headers"));
         }
         let mut read = Answer::default();
-        let end = if body.is_end_stream() {
-            End::Whole
-        } else {
-            read.read(body, &mut lease, self.answer_limit, clock).await
+        let end = match body.is_end_stream() {
+            true => End::Whole,
+            false => read.read(&mut body, lease, self.answer_limit, clock).await,
         };
-        match end {
-            End::Whole => lease.keep(),
-            End::OverLimit => lease.leave(),
-            End::Cut(_) => drop(lease),
+        let outcome = answer::outcome(head.status, &head.headers, read.ended(end));
+        Some((outcome, end))
+    }
+}
+
+/// What one attempt sends, and to whom.
+struct Call<'a> {
+    message: &'a Message,
+    attempt: &'a Attempt,
+    target: Arc<TargetUrl>,
+    headers: HeaderMap,
+}
+
+impl Call<'_> {
+    /// The request. HTTP/1 wants the path and `Host`, HTTP/2 the whole URL.
+    fn request(&mut self, http2: bool) -> Request<Payload> {
+        let payload = self.message.payload.clone();
+        let mut request = Request::new(Payload::new(payload, self.attempt));
+        *request.method_mut() = Method::POST;
+        if http2 {
+            self.headers.remove(HOST);
+            *request.version_mut() = Version::HTTP_2;
+            *request.uri_mut() = self.target.uri().clone();
+        } else {
+            let host = self.target.host_header().clone();
+            self.headers.insert(HOST, host);
+            *request.uri_mut() = self.target.path().clone();
         }
-        answer::outcome(head.status, &head.headers, read.ended(end))
+        *request.headers_mut() = std::mem::take(&mut self.headers);
+        request
+    }
+
+    /// Nobody saw anything of the request: it is to be made again.
+    fn take_back(&mut self, mut request: Request<Payload>) {
+        self.headers = std::mem::take(request.headers_mut());
     }
 }
 
 impl Dispatch for HttpDispatch {
     async fn attempt<'a>(&'a self, message: &'a Message, attempt: &'a Attempt) -> Outcome {
-        let outcome = match self.request(message, attempt) {
-            Ok((target, request)) => self.call(&target, request, attempt).await,
-            Err(outcome) => outcome,
-        };
+        let outcome = self.call(message, attempt).await;
         masked(outcome, message, attempt)
     }
 
@@ -287,76 +308,65 @@ impl Dispatch for HttpDispatch {
     }
 }
 
-/// Why a request that was sent has no answer.
-enum Sent {
-    Late(Failure),
-    Error(Box<TrySendError<Request<Payload>>>),
-}
-
-/// HTTP/1 wants the path and `Host`, HTTP/2 the whole URL.
-fn address(request: &mut Request<Payload>, target: &TargetUrl, http2: bool) {
-    if http2 {
-        *request.version_mut() = Version::HTTP_2;
-        *request.uri_mut() = target.uri().clone();
-        request.headers_mut().remove(HOST);
-        return;
-    }
-    *request.version_mut() = Version::HTTP_11;
-    *request.uri_mut() = target.path().clone();
-    let host = target.host_header().clone();
-    request.headers_mut().insert(HOST, host);
-}
-
 pin_project_lite::pin_project! {
     /// The limits of one attempt, with one timer for all of them. It is set only when something
     /// has to be waited for.
-    pub(super) struct Clock {
+    pub(super) struct Clock<'a> {
         #[pin]
         timer: Sleep,
         begun: Instant,
-        limits: TimeoutPlan,
+        limits: &'a TimeoutPlan,
     }
 }
 
-impl Clock {
-    fn start(limits: &TimeoutPlan) -> Self {
+impl<'a> Clock<'a> {
+    fn start(limits: &'a TimeoutPlan) -> Self {
         let begun = Instant::now();
         Self {
             timer: tokio::time::sleep_until(begun + limits.connect.min(limits.total)),
             begun,
-            limits: limits.clone(),
+            limits,
         }
     }
 
     /// Ends when the connection is late; counts from the beginning.
-    async fn connect(self: Pin<&mut Self>) -> Failure {
+    fn connect(self: Pin<&mut Self>) -> impl Future<Output = Failure> {
         let limit = self.begun + self.limits.connect;
-        self.wait(limit, Failure::ConnectTimeout).await
+        self.wait(move || limit, Failure::ConnectTimeout)
     }
 
     /// Ends when the answer's head is late; counts from the first poll.
-    async fn first_byte(self: Pin<&mut Self>) -> Failure {
-        let limit = Instant::now() + self.limits.first_byte;
-        self.wait(limit, Failure::FirstByteTimeout).await
+    fn first_byte(self: Pin<&mut Self>) -> impl Future<Output = Failure> {
+        let limit = self.limits.first_byte;
+        self.wait(move || Instant::now() + limit, Failure::FirstByteTimeout)
     }
 
     /// Ends when the next piece of the body is late; counts from the first poll.
-    pub(super) async fn body(self: Pin<&mut Self>) -> Failure {
-        let limit = Instant::now() + self.limits.idle_body;
-        self.wait(limit, Failure::IdleBodyTimeout).await
+    pub(super) fn body(self: Pin<&mut Self>) -> impl Future<Output = Failure> {
+        let limit = self.limits.idle_body;
+        self.wait(move || Instant::now() + limit, Failure::IdleBodyTimeout)
     }
 
-    /// Waits for a limit, or for that of the whole attempt if that comes first.
-    async fn wait(self: Pin<&mut Self>, limit: Instant, failure: Failure) -> Failure {
-        let mut this = self.project();
-        let total = *this.begun + this.limits.total;
-        this.timer.as_mut().reset(limit.min(total));
-        this.timer.await;
-        if limit <= total {
-            failure
-        } else {
-            Failure::TotalTimeout
-        }
+    /// Waits for a limit, or for that of the whole attempt if that comes first. No `async fn`, for
+    /// those are larger.
+    fn wait(
+        mut self: Pin<&mut Self>,
+        limit: impl Fn() -> Instant,
+        failure: Failure,
+    ) -> impl Future<Output = Failure> {
+        let mut ends = None;
+        std::future::poll_fn(move |cx| {
+            let mut this = self.as_mut().project();
+            let ends = *ends.get_or_insert_with(|| {
+                let (limit, total) = (limit(), *this.begun + this.limits.total);
+                this.timer.as_mut().reset(limit.min(total));
+                match limit <= total {
+                    true => failure,
+                    false => Failure::TotalTimeout,
+                }
+            });
+            this.timer.poll(cx).map(|()| ends)
+        })
     }
 }
 
@@ -439,4 +449,23 @@ fn mask(reason: &mut Reason, secret: &[u8]) {
         shown.extend_from_slice(rest);
     }
     reason.answer = shown;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size_of_result<A, R>(_: impl FnOnce(A) -> R) -> usize {
+        size_of::<R>()
+    }
+
+    /// Each attempt takes that much memory, however little of it it needs. With the opening of a
+    /// connection inside it was 9 KB.
+    #[test]
+    fn an_attempt_is_small() {
+        type Of = (&'static HttpDispatch, &'static Message, &'static Attempt);
+        let size =
+            size_of_result(|(dispatch, message, attempt): Of| dispatch.attempt(message, attempt));
+        assert!(size <= 1536, "{size} bytes");
+    }
 }
