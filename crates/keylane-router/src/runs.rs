@@ -55,8 +55,8 @@ impl Default for Runs {
 
 impl Runs {
     /// The attempt in this place begins to do this.
-    pub(crate) fn begin(&self, slot: usize, delivery: &Delivery, doing: Doing) -> Watched<'_> {
-        let place = self.place(slot);
+    pub(crate) fn begin(&self, delivery: &Delivery, doing: Doing) -> Watched<'_> {
+        let place = self.place(delivery.slot as usize);
         if let Some(place) = place {
             *lock(place) = Some(Run {
                 doing,

@@ -39,13 +39,7 @@ impl Described {
 }
 
 /// The span of one attempt of this message.
-pub(crate) fn attempt(
-    shared: &Shared,
-    pool: &str,
-    slot: usize,
-    delivery: &Delivery,
-    message: &Message,
-) -> Span {
+pub(crate) fn attempt(shared: &Shared, pool: &str, delivery: &Delivery, message: &Message) -> Span {
     let identity = &delivery.identity;
     // Values of fields are made only if somebody listens: so is all that is asked for here.
     let source = LazyCell::new(|| shared.described(&identity.source));
@@ -59,7 +53,7 @@ pub(crate) fn attempt(
         target: "keylane_router::attempt",
         "attempt",
         pool,
-        slot,
+        slot = delivery.slot,
         number = delivery.stay.failed + 1,
         %identity,
         trace_id = parent.as_ref().map(|parent| parent.trace_id),

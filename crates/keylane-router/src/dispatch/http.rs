@@ -198,12 +198,11 @@ impl HttpDispatch {
         };
         let mut clock = pin!(Clock::start(&attempt.timeout));
         loop {
-            let got = tokio::select! {
+            let mut lease = match tokio::select! {
                 biased;
                 got = self.connections.get(&call.target, attempt) => got,
                 late = clock.as_mut().connect() => return answer::failed(late, None),
-            };
-            let mut lease = match got {
+            } {
                 Ok(lease) => lease,
                 Err(error) => return no_connection(error),
             };
@@ -231,12 +230,11 @@ impl HttpDispatch {
     ) -> Option<(Outcome, End)> {
         let failed = |failure, text| Some((answer::failed(failure, text), End::Cut(failure)));
         let (http2, used_before) = (lease.is_http2(), lease.used_before);
-        let sent = tokio::select! {
+        let (head, mut body) = match tokio::select! {
             biased;
             sent = lease.send(call.request(http2)) => sent,
             late = clock.as_mut().first_byte() => return failed(late, None),
-        };
-        let (head, mut body) = match sent {
+        } {
             Ok(response) => response.into_parts(),
             Err(mut error) => match error.take_message() {
                 Some(unsent) if used_before => {
@@ -460,12 +458,12 @@ mod tests {
     }
 
     /// Each attempt takes that much memory, however little of it it needs. With the opening of a
-    /// connection inside it was 9 KB.
+    /// connection inside it was 9 KB; up to 1032 bytes are the allocator's quick way.
     #[test]
     fn an_attempt_is_small() {
         type Of = (&'static HttpDispatch, &'static Message, &'static Attempt);
         let size =
             size_of_result(|(dispatch, message, attempt): Of| dispatch.attempt(message, attempt));
-        assert!(size <= 1536, "{size} bytes");
+        assert!(size <= 1032, "{size} bytes");
     }
 }
