@@ -10,7 +10,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -33,18 +33,13 @@ use crate::recent::Recent;
 use crate::renew::{Due, Leases, Renewals};
 use crate::room::{Place, Room as Shares, Share};
 use crate::router::Inner;
+use crate::settlements::{self, Settlements};
 use crate::source::{Bond, Features, Received, Room, SettleError, Settler, Source, SourceError};
 use crate::spill::Over;
 use crate::stage::{Blocked, Stage};
 use crate::unsettled::Counted;
 use crate::weight::Weight;
 
-/// The most settlements sent to a source at once.
-const SETTLE_BATCH: usize = 1024;
-/// So many settlements are worth a call of their own: fewer wait for those that are about to come.
-const WORTH_A_CALL: usize = 32;
-/// How often others are let go first meanwhile.
-const TURNS: usize = 4;
 /// The most messages received at once: while a batch is taken apart it is in memory several times.
 const RECEIVE: usize = 2048;
 /// Where little of the window is free, this long is waited for more.
@@ -117,7 +112,7 @@ pub(crate) fn start<S: Source>(
     let features = source.features();
     router.announce(&name, &features);
     let scale = features.positions.then(|| router.shared.audit.new_scale());
-    let (to_settle, settlements) = mpsc::unbounded_channel();
+    let (to_settle, settlements) = settlements::channel(router.shared.pressure.clone());
     let held = Arc::new(Held::new(plan.window));
     let stop = router.stop_taking.child_token();
     let terms = features.lease.map(|length| {
@@ -1091,10 +1086,10 @@ struct Settle<T: Settler> {
 
 impl<T: Settler> Settle<T> {
     /// Settles until nothing is out and nothing more will be.
-    async fn run(self, mut settlements: mpsc::UnboundedReceiver<Settled<BrokerId>>) {
+    async fn run(self, mut settlements: Settlements) {
         let mut waiting = Vec::new();
         let mut gave_up = false;
-        while next_settlements(&mut settlements, &mut waiting).await {
+        while settlements.next(&mut waiting).await {
             let mut batch = whole_calls(&mut waiting, self.settler.batch());
             for run in runs(&mut batch) {
                 if gave_up {
@@ -1202,42 +1197,6 @@ impl<T: Settler> Settle<T> {
         }
         self.held.forget(&over);
         again
-    }
-}
-
-/// Adds what is to be settled to what waits already, and waits for it if nothing does. `false` when
-/// there is nothing, and never will be.
-async fn next_settlements(
-    settlements: &mut mpsc::UnboundedReceiver<Settled<BrokerId>>,
-    waiting: &mut Vec<Settled<BrokerId>>,
-) -> bool {
-    if waiting.is_empty() && settlements.recv_many(waiting, SETTLE_BATCH).await == 0 {
-        return false;
-    }
-    take_waiting(settlements, waiting);
-    // A call costs about the same for one as for many. Where nothing more comes, it waits for nobody.
-    for _ in 0..TURNS {
-        let before = waiting.len();
-        if before >= WORTH_A_CALL {
-            break;
-        }
-        tokio::task::yield_now().await;
-        take_waiting(settlements, waiting);
-        if waiting.len() == before {
-            break;
-        }
-    }
-    true
-}
-
-fn take_waiting(
-    settlements: &mut mpsc::UnboundedReceiver<Settled<BrokerId>>,
-    waiting: &mut Vec<Settled<BrokerId>>,
-) {
-    while waiting.len() < SETTLE_BATCH
-        && let Ok(settled) = settlements.try_recv()
-    {
-        waiting.push(settled);
     }
 }
 

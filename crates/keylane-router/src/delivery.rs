@@ -15,10 +15,11 @@ use crate::counters::Counters;
 use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::lease::Lease;
-use crate::message::{BrokerId, Identity, Message};
+use crate::message::{Identity, Message};
 use crate::parcel::Parcel;
 use crate::rescue;
 use crate::room::Place;
+use crate::settlements::ToSettle;
 use crate::source::BatchId;
 use crate::store::{LaneName, Stay, Stored};
 use crate::store_trouble::StoreWait;
@@ -100,8 +101,7 @@ pub(crate) struct Row {
 
 /// Where deliveries of one source end.
 pub(crate) struct SourceEnd {
-    /// Bounded by the source's window.
-    pub(crate) to_settle: mpsc::UnboundedSender<Settled<BrokerId>>,
+    pub(crate) to_settle: ToSettle,
     pub(crate) window: Arc<dyn Window>,
 }
 
@@ -467,7 +467,7 @@ impl Lender {
                     settlement,
                     counted,
                 };
-                end.to_settle.send(settled).is_ok()
+                end.to_settle.send(settled)
             }
             Self::Row(row) => {
                 let Row { to, row: id } = *row;

@@ -42,6 +42,7 @@ mod room;
 mod route;
 mod router;
 mod runs;
+mod settlements;
 mod skips;
 pub mod source;
 mod spill;

@@ -46,7 +46,7 @@ use crate::store::{
 };
 use crate::store_trouble::StoreTrouble;
 use crate::trace::{self, Described, Link};
-use crate::unsettled::Unsettled;
+use crate::unsettled::{Pressure, Unsettled};
 use crate::waits::BreakerWaits;
 use crate::watch;
 use crate::weight::{Weight, Weights};
@@ -72,6 +72,8 @@ pub(crate) struct Shared {
     pub(crate) store_trouble: Arc<StoreTrouble>,
     /// Running attempts are cut: the deadline of a stop has passed.
     pub(crate) cut: CancellationToken,
+    /// Whether attempts wait for settlements.
+    pub(crate) pressure: Arc<Pressure>,
     /// What sources can do, by name.
     pub(crate) sources: RwLock<Map<Arc<str>, Ability>>,
     /// Who feeds stored keys; set once, when the router is made.
@@ -291,7 +293,7 @@ impl Pool {
         let weights = Weights::new(plan.byte_budget);
         let plan = Arc::new(RwLock::new(Arc::new(plan)));
         let pool = Arc::new(OnceLock::new());
-        let unsettled = Arc::new(Unsettled::default());
+        let unsettled = Arc::new(Unsettled::new(shared.pressure.clone()));
         let losses = Arc::new(Losses::default());
         let hurried = Arc::new(Hurried::default());
         let blocked = Blocked::new(name.clone(), shared.health.clone());

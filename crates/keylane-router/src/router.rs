@@ -621,6 +621,7 @@ impl Inner {
             health: health.clone(),
             store_trouble: StoreTrouble::new(health.clone()),
             cut: CancellationToken::new(),
+            pressure: Arc::default(),
             sources: RwLock::default(),
             router: std::sync::OnceLock::new(),
             skips: Skips::default(),

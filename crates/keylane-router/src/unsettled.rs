@@ -5,12 +5,47 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 /// Counts a pool's messages from the start of an attempt until their source knows the settlement.
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
     count: AtomicUsize,
     freed: Notify,
+    pressure: Arc<Pressure>,
+}
+
+/// Whether attempts wait for settlements, of whatever pool.
+#[derive(Debug, Default)]
+pub(crate) struct Pressure {
+    waiting: AtomicUsize,
+    felt: Notify,
+}
+
+/// One attempt that waits; until dropped.
+pub(crate) struct Pressed<'a>(&'a Pressure);
+
+impl Pressure {
+    pub(crate) fn press(&self) -> Pressed<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        self.felt.notify_waiters();
+        Pressed(self)
+    }
+
+    pub(crate) fn is_felt(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Somebody begins to wait.
+    pub(crate) fn felt(&self) -> Notified<'_> {
+        self.felt.notified()
+    }
+}
+
+impl Drop for Pressed<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// One message that a crash would repeat; counted until dropped.
@@ -18,8 +53,16 @@ pub(crate) struct Unsettled {
 pub(crate) struct Counted(Arc<Unsettled>);
 
 impl Unsettled {
+    pub(crate) fn new(pressure: Arc<Pressure>) -> Self {
+        Self {
+            pressure,
+            ..Self::default()
+        }
+    }
+
     /// Waits until fewer than `most` are counted, and counts one more.
     pub(crate) async fn count(self: &Arc<Self>, most: usize) -> Counted {
+        let _pressed = self.pressure.press();
         loop {
             let freed = self.freed.notified();
             if let Some(counted) = self.try_count(most) {
