@@ -13,7 +13,7 @@ use crate::unsettled::Pressure;
 /// The most settlements handed on at once.
 const MOST: usize = 1024;
 /// So many are worth a call of their own: fewer wait for those that are about to come.
-const WORTH_A_CALL: usize = 32;
+const WORTH_A_CALL: usize = 64;
 /// How often others are let go first meanwhile.
 const TURNS: usize = 4;
 
@@ -169,13 +169,13 @@ mod tests {
     async fn those_that_are_about_to_come_are_let_in() {
         let (to_settle, mut settlements) = channel(Arc::default());
         let to_settle = Arc::new(to_settle);
-        for task in 0..20 {
+        for task in 0..40 {
             send_by_turns(&to_settle, 100 * task, 10);
         }
         let mut waiting = Vec::new();
         assert!(settlements.next(&mut waiting).await);
         assert!(waiting.len() >= WORTH_A_CALL, "{}", waiting.len());
-        assert!(waiting.len() < 3 * 20, "{}", waiting.len());
+        assert!(waiting.len() < 3 * 40, "{}", waiting.len());
     }
 
     #[derive(Default)]

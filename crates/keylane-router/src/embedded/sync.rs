@@ -1,8 +1,8 @@
 //! Puts the log on disk behind the writer's back: who need not wait for the disk does not.
 //!
 //! What is committed and not on disk yet survives the end of the process, and not that of the
-//! machine. The sync follows each such commit at once, one at a time: a power cut undoes the acks
-//! of the last one or two syncs, and what they ended is delivered again.
+//! machine. A sync follows, one at a time and no more often than each [`APART`]: a power cut undoes
+//! the acks since the last one or two, and what they ended is delivered again.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -11,6 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// From the beginning of a sync to that of the next. On a quick disk a sync could follow each commit,
+/// and took a twentieth of all CPU then.
+const APART: Duration = Duration::from_millis(5);
 
 /// Owned by the writer's thread; ended with it.
 #[derive(Debug)]
@@ -50,6 +55,7 @@ impl Syncer {
             let shared = shared.clone();
             move || {
                 while requests.recv().is_ok() {
+                    let begun = Instant::now();
                     let committed = shared.committed.load(Ordering::SeqCst);
                     match sync() {
                         Ok(()) => shared.synced.store(committed, Ordering::SeqCst),
@@ -58,6 +64,7 @@ impl Syncer {
                             shared.failed.store(true, Ordering::SeqCst);
                         }
                     }
+                    std::thread::sleep(APART.saturating_sub(begun.elapsed()));
                 }
             }
         })?;

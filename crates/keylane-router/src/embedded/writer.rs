@@ -1,6 +1,6 @@
 //! The one thread that writes: it takes all commands that wait, runs them in one transaction and
 //! answers each when that is on disk. Acks alone are answered when they are committed, and synced
-//! right after (see `sync`): what a power cut takes of them is delivered again, and nothing more.
+//! soon after (see `sync`): what a power cut takes of them is delivered again, and nothing more.
 //!
 //! Commit when the writer is free, no linger: under load many commands share one sync, alone a
 //! command waits for nobody. Commands are run, become durable and are answered in the order in
@@ -744,7 +744,7 @@ mod tests {
         let go = go;
         assert!(!waits(&mut state, &[Some(UNSYNCED as usize)]));
         assert_eq!(state.syncer.behind(), UNSYNCED);
-        begins.recv().expect("it is synced right after");
+        begins.recv().expect("it is synced soon after");
         assert!(waits(&mut state, &[Some(1)]));
         drop(go);
         while state.syncer.behind() > 0 {
