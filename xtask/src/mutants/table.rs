@@ -1312,8 +1312,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "no-limit-for-an-idle-body",
         invariant: "H4",
         file: HTTP,
-        find: "        let limit = Instant::now() + self.limits.idle_body;\n",
-        replace: "        let limit = Instant::now() + self.limits.total;\n",
+        find: "        let limit = self.limits.idle_body;\n",
+        replace: "        let limit = self.limits.total;\n",
         test: DISPATCHED,
     },
     Mutation {
@@ -1488,8 +1488,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "lost-before-its-call-is-not-taken-back",
         invariant: "R6",
         file: POOL,
-        find: "            drop(call);\n            if let Some(lent) = lent {\n",
-        replace: "            drop(call);\n            if let Some(lent) = lent.filter(|_| false) {\n",
+        find: "        if delivery.is_lost() {\n            drop(call);\n            if let Some(lent) = lent {\n",
+        replace: "        if delivery.is_lost() {\n            drop(call);\n            if let Some(lent) = lent.filter(|_| false) {\n",
         test: LEASES,
     },
     Mutation {
