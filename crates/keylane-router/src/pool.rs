@@ -1291,29 +1291,27 @@ impl Attempts {
     }
 
     /// A failed attempt is on disk before its lane is held, or it is not counted.
-    fn write_down<'a>(&'a self, delivery: &'a mut Delivery, reason: &'a Reason) -> Seldom<'a, ()> {
-        Box::pin(async move {
-            delivery.waits_no_more();
-            let attempt = FailedAttempt {
-                at: SystemTime::now(),
-                class: reason.class.to_string(),
-                text: reason.text.clone(),
-                answer: reason.answer.clone(),
-            };
-            tracing::debug!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, "failed: {}", reason.text);
-            match self
-                .shared
-                .store
-                .failed_attempt(&delivery.identity, attempt)
-                .await
-            {
-                Ok(stay) => {
-                    self.shared.store_trouble.works();
-                    delivery.stay = stay;
-                }
-                Err(error) => self.shared.store_trouble.fails(&error),
+    async fn write_down(&self, delivery: &mut Delivery, reason: &Reason) {
+        delivery.waits_no_more();
+        let attempt = FailedAttempt {
+            at: SystemTime::now(),
+            class: reason.class.to_string(),
+            text: reason.text.clone(),
+            answer: reason.answer.clone(),
+        };
+        tracing::debug!(identity = %delivery.identity, pool = &*self.name, slot = delivery.slot, "failed: {}", reason.text);
+        match self
+            .shared
+            .store
+            .failed_attempt(&delivery.identity, attempt)
+            .await
+        {
+            Ok(stay) => {
+                self.shared.store_trouble.works();
+                delivery.stay = stay;
             }
-        })
+            Err(error) => self.shared.store_trouble.fails(&error),
+        }
     }
 
     fn dead_letter(
@@ -1684,16 +1682,12 @@ fn contained(mut attempt: Seldom<'_, Outcome>) -> impl Future<Output = Outcome> 
 mod tests {
     use super::*;
 
-    fn size_of_result<A, R>(_: impl FnOnce(A) -> R) -> usize {
-        size_of::<R>()
-    }
-
     /// Each attempt takes that much memory beside that of its dispatch, however little of it it
     /// needs; with 24 more for the executor, up to 1032 bytes are the allocator's quick way.
     #[test]
     fn a_turn_is_small() {
         type Of = (&'static Attempts, Job);
-        let size = size_of_result(|(attempts, job): Of| attempts.handle(job, 0));
+        let size = crate::size_of_result(|(attempts, job): Of| attempts.handle(job, 0));
         assert!(size <= 1008, "{size} bytes");
     }
 

@@ -453,17 +453,14 @@ fn mask(reason: &mut Reason, secret: &[u8]) {
 mod tests {
     use super::*;
 
-    fn size_of_result<A, R>(_: impl FnOnce(A) -> R) -> usize {
-        size_of::<R>()
-    }
-
     /// Each attempt takes that much memory, however little of it it needs. With the opening of a
     /// connection inside it was 9 KB; up to 1032 bytes are the allocator's quick way.
     #[test]
     fn an_attempt_is_small() {
         type Of = (&'static HttpDispatch, &'static Message, &'static Attempt);
-        let size =
-            size_of_result(|(dispatch, message, attempt): Of| dispatch.attempt(message, attempt));
+        let size = crate::size_of_result(|(dispatch, message, attempt): Of| {
+            dispatch.attempt(message, attempt)
+        });
         assert!(size <= 1032, "{size} bytes");
     }
 }
