@@ -251,6 +251,8 @@ struct Lane<K, J> {
     running: u32,
     /// Starts in its present turn.
     turn_used: u32,
+    /// The number of its latest start among all; of a new lane, that of the latest there was.
+    started: u32,
     /// Its part of [`Lanes::go`].
     go: u32,
     paused: bool,
@@ -850,6 +852,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             tenant: self.turns.join(spec.tenant, spec.weight),
             running: 0,
             turn_used: 0,
+            started: self.turns.latest(),
             go: 0,
             paused: false,
             flush: Flush::No,
@@ -955,7 +958,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         }
         self.waiting -= 1;
         let slot = self.running.insert(index, seq);
-        self.turns.served();
+        self.lanes[index].started = self.turns.served();
         if !ready {
             self.turns.remove(&mut self.lanes, index);
         } else if turn_over {
@@ -1029,7 +1032,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         self.clock |= spec.limits.is_some_and(|limits| limits.rate.is_some());
         let joined = self.turns.join(spec.tenant, spec.weight);
         let old = self.lanes[index].tenant;
-        if joined != old && self.lanes[index].link.listed {
+        if joined != old && self.lanes[index].link.is_listed() {
             self.turns.remove(&mut self.lanes, index);
         }
         self.lanes[index].tenant = joined;
@@ -1111,7 +1114,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         let lane = &mut self.lanes[index];
         let ready = lane.is_ready(&self.limits);
         let empty = !ready && lane.is_empty();
-        if ready == lane.link.listed {
+        if ready == lane.link.is_listed() {
             return empty;
         }
         if !ready {

@@ -8,21 +8,29 @@ use super::slots::Slots;
 
 /// "No lane" or "no tenant" in the links.
 pub(super) const NONE: u32 = u32::MAX;
+/// In place of the one before: not in the list. Fewer lanes than this fit into memory.
+const UNLISTED: u32 = u32::MAX - 1;
+/// The most lanes that one which becomes ready may go before.
+const PASSES: usize = 16;
+/// How long ago a start may seem to be: half of what can be told apart.
+const LONG_AGO: u32 = 1 << 30;
 
 /// A lane's place in its tenant's list of ready lanes.
 #[derive(Clone, Copy)]
 pub(super) struct Link {
     prev: u32,
     next: u32,
-    pub(super) listed: bool,
 }
 
 impl Link {
     pub(super) const OUT: Self = Self {
-        prev: NONE,
+        prev: UNLISTED,
         next: NONE,
-        listed: false,
     };
+
+    pub(super) fn is_listed(self) -> bool {
+        self.prev != UNLISTED
+    }
 }
 
 struct Tenant {
@@ -48,6 +56,8 @@ pub(super) struct Turns {
     first: u32,
     last: u32,
     ready: usize,
+    /// How many starts there were, round and round.
+    starts: u32,
 }
 
 impl Turns {
@@ -58,6 +68,7 @@ impl Turns {
             first: NONE,
             last: NONE,
             ready: 0,
+            starts: 0,
         };
         let nobody = turns.tenants.insert(Tenant::new(None, 1));
         debug_assert_eq!(nobody, 0, "lanes without a tenant belong to tenant 0");
@@ -112,8 +123,16 @@ impl Turns {
         (self.first != NONE).then(|| self.tenants[self.first].head)
     }
 
-    /// The first tenant's turn was used by one start of `lane`; called before the lane moves.
-    pub(super) fn served(&mut self) {
+    /// The number of the latest start: what a new lane is said to have had, so that it comes behind
+    /// those that are ready.
+    pub(super) fn latest(&self) -> u32 {
+        self.starts
+    }
+
+    /// The first tenant's turn was used by one start of a lane; called before the lane moves. Answers
+    /// the number of that start.
+    pub(super) fn served(&mut self) -> u32 {
+        self.starts = self.starts.wrapping_add(1);
         let first = self.first;
         let tenant = &mut self.tenants[first];
         if tenant.deficit == 0 {
@@ -124,25 +143,47 @@ impl Turns {
             self.unring(first);
             self.ring_last(first);
         }
+        self.starts
     }
 
+    /// The lane became ready: it goes behind the others, but before those of the last few that had
+    /// their start after its own. Runs that began one after the other end at nearly the same time, in
+    /// any order; their lanes keep their turns all the same.
     pub(super) fn push_back<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32) {
+        let long_ago = self.starts.wrapping_sub(LONG_AGO);
         let lane = &mut lanes[index];
-        let tenant_index = lane.tenant;
-        let tenant = &mut self.tenants[tenant_index];
-        let tail = std::mem::replace(&mut tenant.tail, index);
-        lane.link = Link {
-            prev: tail,
-            next: NONE,
-            listed: true,
-        };
-        self.ready += 1;
-        if tail == NONE {
-            tenant.head = index;
-            self.ring_last(tenant_index);
-        } else {
-            lanes[tail].link.next = index;
+        if self.starts.wrapping_sub(lane.started) > LONG_AGO {
+            lane.started = long_ago;
         }
+        let (tenant_index, since) = (lane.tenant, lane.started.wrapping_sub(long_ago));
+        let mut prev = self.tenants[tenant_index].tail;
+        let mut next = NONE;
+        for _ in 0..PASSES {
+            if prev == NONE || lanes[prev].started.wrapping_sub(long_ago) <= since {
+                break;
+            }
+            next = prev;
+            prev = lanes[prev].link.prev;
+        }
+        self.insert(lanes, index, prev, next);
+        if self.tenants[tenant_index].head == index && next == NONE {
+            self.ring_last(tenant_index);
+        }
+    }
+
+    /// Between these two.
+    fn insert<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32, prev: u32, next: u32) {
+        lanes[index].link = Link { prev, next };
+        let tenant = &mut self.tenants[lanes[index].tenant];
+        match prev {
+            NONE => tenant.head = index,
+            _ => lanes[prev].link.next = index,
+        }
+        match next {
+            NONE => tenant.tail = index,
+            _ => lanes[next].link.prev = index,
+        }
+        self.ready += 1;
     }
 
     pub(super) fn push_front<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32) {
@@ -151,14 +192,7 @@ impl Turns {
         if head == NONE {
             return self.push_back(lanes, index);
         }
-        lanes[index].link = Link {
-            prev: NONE,
-            next: head,
-            listed: true,
-        };
-        lanes[head].link.prev = index;
-        self.tenants[tenant_index].head = index;
-        self.ready += 1;
+        self.insert(lanes, index, NONE, head);
     }
 
     pub(super) fn remove<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32) {

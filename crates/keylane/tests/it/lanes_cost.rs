@@ -145,3 +145,50 @@ fn l11_cancelling_from_the_middle_gives_room_at_once() {
     let expected = (0..250).chain(750..1_500);
     assert!(waiting.into_iter().eq(expected));
 }
+
+/// Ends all that run in this order, starts the next one after each.
+fn next_round(
+    lanes: &mut Lanes<u32, u64>,
+    running: Vec<Ticket>,
+    random: &mut impl FnMut(usize) -> usize,
+) -> Vec<Ticket> {
+    let mut ending = running;
+    let mut started = Vec::new();
+    while !ending.is_empty() {
+        lanes.done(ending.swap_remove(random(ending.len())));
+        if let Next::Start(ticket, _) = lanes.next(Time(0), open_gate) {
+            started.push(ticket);
+        }
+    }
+    started
+}
+
+#[test]
+fn l7_lanes_keep_their_turns_in_whatever_order_runs_end() {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as usize % below
+    };
+    for _ in 0..200 {
+        let mut lanes = Lanes::new(Limits {
+            total: 10,
+            ..Limits::default()
+        });
+        for item in 0..150 {
+            let pushed = lanes.push((item % 15) as u32, item, no_spec);
+            pushed.expect("there is room");
+        }
+        let mut running: Vec<Ticket> = (0..10).map(|_| start(&mut lanes).0).collect();
+        let mut rounds = 0;
+        while !running.is_empty() {
+            assert_eq!(running.len(), 10, "a permit is free in round {rounds}");
+            running = next_round(&mut lanes, running, &mut random);
+            rounds += 1;
+        }
+        // A lane that falls behind by one turn needs a round of its own at the end.
+        assert_eq!((rounds, lanes.live()), (15, 0));
+    }
+}
