@@ -171,6 +171,28 @@ impl Lease {
     }
 }
 
+#[cfg(test)]
+impl Lease {
+    /// A long one that no source knows of.
+    pub(crate) fn of_nobody() -> Arc<Self> {
+        struct Nobody;
+
+        impl Book for Nobody {
+            fn forget_lost(&self, messages: &[Lost<'_>]) -> Vec<bool> {
+                vec![false; messages.len()]
+            }
+        }
+
+        let terms = Terms {
+            clock: Arc::new(BootClock),
+            length: Duration::from_secs(3600),
+            book: Weak::<Nobody>::new(),
+            stop: CancellationToken::new(),
+        };
+        Self::new(Arc::new(terms), BootClock.now(), None)
+    }
+}
+
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lease({:?} left)", self.left())

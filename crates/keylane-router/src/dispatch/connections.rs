@@ -3,43 +3,39 @@
 //! Our own and not hyper-util's client: a request on a kept connection is checked against the
 //! address behind it, and a request costs half of it.
 //!
-//! An HTTP/1 connection has no task of its own. Whoever has it drives it: the attempt that waits for
-//! its answer is woken by the socket itself. While it is kept nobody drives it, so whether its peer
-//! has closed it is seen when it is taken, or looked at by the reaper.
+//! An HTTP/1 connection has no task of its own: the attempt that waits for its answer is woken by the
+//! socket itself. While it is kept nobody reads from it, so whether its peer has closed it is seen when
+//! it is taken, or looked at by the reaper.
 //!
 //! How many idle connections an origin has needs no limit of its own: each was opened by an attempt
 //! under way, so there are never more than the pools' concurrency, and what is not used any more
 //! goes after a while. Only all of them together are bounded, because origins come from messages.
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper::client::conn::{TrySendError, http1, http2};
-use hyper::rt::{Read, Write};
+use http_body_util::Full;
+use hyper::body::{Body, Frame, SizeHint};
+use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::task::unconstrained;
 use tokio::time::Instant;
 use tokio_rustls::client::TlsStream;
-use tokio_util::either::Either;
 
 use super::Attempt;
 use super::body::End;
 use super::dial::{self, DialError, Resolve};
 use super::guard::Guard;
+use super::http1::{self, HeadLimits};
 use super::target::TargetUrl;
 use super::tls::{self, Tls};
 use crate::map::Map;
 
-/// What is sent, if the lease of its message still holds when it is written.
+/// What is sent over HTTP/2, if the lease of its message still holds when it is written.
 #[derive(Debug)]
 pub(super) struct Payload {
     bytes: Full<Bytes>,
@@ -64,8 +60,7 @@ impl Body for Payload {
     type Data = Bytes;
     type Error = LeaseLost;
 
-    // The connection asks for it, perhaps a while after the request was handed over. HTTP/1 asks
-    // before it writes anything, and writes nothing after an error.
+    // The connection asks for it, perhaps a while after the request was handed over.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -86,9 +81,6 @@ impl Body for Payload {
     }
 }
 
-/// How long a kept connection may take to be ready. It has only to see the end of the last answer;
-/// one that takes longer is still writing a request that nobody reads.
-const READY: Duration = Duration::from_millis(200);
 /// Requests at once on one HTTP/2 connection, whatever the peer allows: on one connection all wait
 /// for a lost packet.
 const MOST_STREAMS: usize = 128;
@@ -155,14 +147,10 @@ struct Idle {
     since: Instant,
 }
 
-/// An HTTP/1 connection over any stream.
-type Running = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
-
-/// Dropped, it is closed at once, whatever still comes on it.
-struct Http1 {
-    send: http1::SendRequest<Payload>,
-    /// Driven by who waits for something of it. `None` when it has ended.
-    connection: Option<Running>,
+/// An HTTP/1 connection and where it leads.
+pub(super) struct Http1 {
+    /// In a box: it goes from hand to hand.
+    pub(super) connection: Box<http1::Connection>,
     address: SocketAddr,
 }
 
@@ -173,7 +161,7 @@ impl std::fmt::Debug for Http1 {
 }
 
 #[derive(Debug)]
-struct Shared {
+pub(super) struct Shared {
     send: http2::SendRequest<Payload>,
     /// Driven by a task; asked by us how many requests the peer takes. `None` when it has ended.
     driven: Arc<Mutex<Option<Driven>>>,
@@ -201,7 +189,7 @@ pub(super) struct Lease {
 }
 
 #[derive(Debug)]
-enum Line {
+pub(super) enum Line {
     Http1(Http1),
     Http2(Arc<Shared>, http2::SendRequest<Payload>),
 }
@@ -319,11 +307,11 @@ impl Connections {
                 true => self.http2(stream, address, target.origin()).await?,
                 false => {
                     self.learn(target.origin(), Speaks::Http1);
-                    Line::Http1(self.http1(TokioIo::new(stream), address).await?)
+                    self.http1(stream, address)
                 }
             }
         } else {
-            Line::Http1(self.http1(TokioIo::new(stream), address).await?)
+            self.http1(stream, address)
         };
         Ok(Lease {
             connections: self.clone(),
@@ -335,33 +323,27 @@ impl Connections {
 
     /// A lease on HTTP/1 over any stream, for tests without a network.
     #[cfg(feature = "testing")]
-    pub(super) async fn over(
+    pub(super) fn over(
         self: &Arc<Self>,
-        stream: impl Read + Write + Send + Unpin + 'static,
+        stream: impl http1::Stream + 'static,
         target: &TargetUrl,
-    ) -> Result<Lease, NoConnection> {
+    ) -> Lease {
         let address = SocketAddr::from(([127, 0, 0, 1], 9));
-        Ok(Lease {
+        Lease {
             connections: self.clone(),
             origin: target.origin().clone(),
-            line: Some(Line::Http1(self.http1(stream, address).await?)),
+            line: Some(self.http1(stream, address)),
             used_before: false,
-        })
+        }
     }
 
-    async fn http1(
-        &self,
-        stream: impl Read + Write + Send + Unpin + 'static,
-        address: SocketAddr,
-    ) -> Result<Http1, NoConnection> {
-        let handshake = http1::Builder::new()
-            .max_headers(self.limits.headers)
-            .max_header_size(self.limits.header_bytes)
-            .handshake(stream);
-        let (send, connection) = handshake.await.map_err(NoConnection::Http)?;
-        Ok(Http1 {
-            send,
-            connection: Some(Box::pin(connection)),
+    fn http1(&self, stream: impl http1::Stream + 'static, address: SocketAddr) -> Line {
+        let limits = HeadLimits {
+            headers: self.limits.headers,
+            bytes: self.limits.header_bytes,
+        };
+        Line::Http1(Http1 {
+            connection: Box::new(http1::Connection::new(Box::new(stream), limits)),
             address,
         })
     }
@@ -411,10 +393,11 @@ impl Connections {
     }
 
     /// Keeps an HTTP/1 connection for the next request.
-    fn put(self: &Arc<Self>, origin: Arc<str>, line: Http1) {
-        if line.has_ended() {
+    fn put(self: &Arc<Self>, origin: Arc<str>, mut line: Http1) {
+        if !line.connection.is_reusable() {
             return;
         }
+        line.connection.shrink();
         let mut kept = self.kept();
         if kept.idle >= self.limits.idle {
             kept.drop_oldest(self.limits.idle);
@@ -445,7 +428,7 @@ impl Connections {
     #[cfg(feature = "testing")]
     pub(super) fn idle(&self) -> usize {
         let mut kept = self.kept();
-        kept.retain(|idle| idle.line.is_idle());
+        kept.retain(|idle| idle.line.connection.is_idle());
         kept.idle
     }
 }
@@ -487,7 +470,7 @@ impl Kept {
     fn drop_expired(&mut self, idle_for: Duration) {
         let now = Instant::now();
         let fresh = |since: Instant| now.duration_since(since) < idle_for;
-        self.retain(|idle| fresh(idle.since) && idle.line.is_idle());
+        self.retain(|idle| fresh(idle.since) && idle.line.connection.is_idle());
         self.origins.retain(|_, origin| {
             origin.shared.retain(|shared| {
                 shared.is_usable() && (shared.streams() > 0 || fresh(shared.used()))
@@ -563,78 +546,14 @@ impl Shared {
     }
 }
 
-fn drive(running: &mut Option<Running>, cx: &mut Context<'_>) {
-    if let Some(connection) = running
-        && connection.as_mut().poll(cx).is_ready()
-    {
-        *running = None;
-    }
-}
-
-impl Http1 {
-    /// Lets it read and write what it can.
-    fn drive(&mut self, cx: &mut Context<'_>) {
-        drive(&mut self.connection, cx);
-    }
-
-    fn has_ended(&self) -> bool {
-        self.connection.is_none()
-    }
-
-    /// Whether it takes a request now: its peer has neither closed it nor said anything.
-    fn is_idle(&mut self) -> bool {
-        self.drive(&mut Context::from_waker(Waker::noop()));
-        !self.has_ended() && self.send.is_ready()
-    }
-
-    /// Waits until it takes a request; `false` when it never will.
-    async fn ready(&mut self) -> bool {
-        std::future::poll_fn(|cx| {
-            self.drive(cx);
-            match self.has_ended() {
-                true => Poll::Ready(false),
-                false if self.send.is_ready() => Poll::Ready(true),
-                false => Poll::Pending,
-            }
-        })
-        .await
-    }
-
-    fn send(&mut self, request: Request<Payload>) -> Driving<'_, impl Future<Output = Sent>> {
-        Driving {
-            // Not held up by what the task did before: what was not said now would be said to nobody.
-            sent: unconstrained(self.send.try_send_request(request)),
-            connection: &mut self.connection,
-        }
-    }
-}
-
-/// What came of a request. An error gives it back if nothing of it was sent.
-pub(super) type Sent = Result<Response<Incoming>, TrySendError<Request<Payload>>>;
-
-pin_project_lite::pin_project! {
-    /// A request on its way over HTTP/1, and the connection that it drives.
-    struct Driving<'a, F> {
-        #[pin]
-        sent: F,
-        connection: &'a mut Option<Running>,
-    }
-}
-
-impl<F: Future<Output = Sent>> Future for Driving<'_, F> {
-    type Output = Sent;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Sent> {
-        let this = self.project();
-        drive(this.connection, cx);
-        // Only the connection, driven above, makes it ready.
-        this.sent.poll(&mut Context::from_waker(Waker::noop()))
-    }
-}
-
 impl Lease {
-    pub(super) fn is_http2(&self) -> bool {
+    fn is_http2(&self) -> bool {
         matches!(self.line, Some(Line::Http2(..)))
+    }
+
+    /// What the request goes over.
+    pub(super) fn line(&mut self) -> &mut Line {
+        self.line.as_mut().expect("given back only at the end")
     }
 
     fn address(&self) -> SocketAddr {
@@ -645,46 +564,10 @@ impl Lease {
     }
 
     async fn is_ready(&mut self) -> bool {
-        match self.line.as_mut().expect("given back only at the end") {
-            Line::Http1(line) => {
-                line.is_idle()
-                    || !line.has_ended() && {
-                        let ready = Box::pin(tokio::time::timeout(READY, line.ready()));
-                        matches!(ready.await, Ok(true))
-                    }
-            }
+        match self.line() {
+            Line::Http1(line) => line.connection.is_idle(),
             Line::Http2(_, send) => send.ready().await.is_ok(),
         }
-    }
-
-    /// Sends the request. No `async fn`: each of those has its arguments in memory twice.
-    pub(super) fn send(&mut self, request: Request<Payload>) -> impl Future<Output = Sent> {
-        match self.line.as_mut().expect("given back only at the end") {
-            Line::Http1(line) => Either::Left(line.send(request)),
-            Line::Http2(_, send) => Either::Right(send.try_send_request(request)),
-        }
-    }
-
-    /// The next piece of the answer's body.
-    pub(super) async fn frame(
-        &mut self,
-        body: &mut Incoming,
-    ) -> Option<Result<Frame<Bytes>, hyper::Error>> {
-        let Some(Line::Http1(line)) = &mut self.line else {
-            return body.frame().await;
-        };
-        let mut body = Pin::new(body);
-        std::future::poll_fn(|cx| {
-            let none = &mut Context::from_waker(Waker::noop());
-            match body.as_mut().poll_frame(none) {
-                Poll::Pending => {
-                    line.drive(cx);
-                    body.as_mut().poll_frame(none)
-                }
-                ready => ready,
-            }
-        })
-        .await
     }
 
     /// The answer ended so.

@@ -1,5 +1,6 @@
 //! The request's headers: what the target is told, and what a message may not say.
 
+use std::cell::Cell;
 use std::fmt::Write;
 use std::time::SystemTime;
 
@@ -81,10 +82,35 @@ pub fn can_be_sent(name: &str, value: &str) -> bool {
     HeaderName::from_bytes(name.as_bytes()).is_ok() && HeaderValue::from_str(value).is_ok()
 }
 
+/// As many as an attempt has that is signed and has a token; more make the map grow.
+const USUAL: usize = 12;
+
+thread_local! {
+    /// The memory of a map that is not needed any more. The connection puts the answer's headers into
+    /// the map of the request, so that one map serves attempt after attempt; made anew for each, it is
+    /// among the largest things that an attempt allocates.
+    static SPARE: Cell<HeaderMap> = Cell::new(HeaderMap::new());
+}
+
+fn empty() -> HeaderMap {
+    let mut headers = SPARE.take();
+    headers.reserve(USUAL);
+    headers
+}
+
+/// Nobody needs these any more.
+pub(super) fn spare(mut headers: HeaderMap) {
+    // A peer that sends many makes a large one.
+    if headers.capacity() <= 2 * USUAL {
+        headers.clear();
+        SPARE.set(headers);
+    }
+}
+
 /// All headers of one attempt, but for those the connection adds itself.
 pub fn of(message: &Message, attempt: &Attempt) -> Result<HeaderMap, HeaderError> {
     let mut values = Values(BytesMut::with_capacity(256));
-    let mut headers = HeaderMap::with_capacity(12);
+    let mut headers = empty();
     headers.insert(USER_AGENT, AGENT);
     theirs(message, &mut headers)?;
     if message.payload.is_empty() {

@@ -1,21 +1,25 @@
 //! The HTTP call: a message as POST, the answer as outcome.
 
 use std::error::Error;
+use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HOST;
+use http::uri::PathAndQuery;
 use http::{HeaderMap, Method, Request, Version};
 use hyper::body::Body;
+use hyper::client::conn::http2::SendRequest;
 use tokio::time::{Instant, Sleep};
+use tokio_util::either::Either;
 
 use super::answer::{self, Failure};
 use super::body::{Answer, End};
-use super::connections::{Connections, Lease, LeaseLost, Limits, NoConnection, Payload};
+use super::connections::{Connections, Lease, LeaseLost, Limits, Line, NoConnection, Payload};
 use super::dial::{DialError, Resolve, SystemResolver};
 use super::guard::Guard;
+use super::http1::{Connection, NoAnswer, Post};
 use super::target::{Known, TargetUrl};
 use super::tls::{Root, Tls};
 use super::{Attempt, Dispatch, headers};
@@ -144,22 +148,17 @@ impl HttpDispatch {
         &self,
         message: &Message,
         attempt: &Attempt,
-        stream: impl hyper::rt::Read + hyper::rt::Write + Send + Unpin + 'static,
+        stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
     ) -> Outcome {
         let mut call = match self.prepare(message, attempt) {
             Ok(call) => call,
             Err(outcome) => return outcome,
         };
         let clock = pin!(Clock::start(&attempt.timeout));
-        let outcome = match self.connections.over(stream, &call.target).await {
-            Ok(mut lease) => {
-                let sent = self.send(&mut call, &mut lease, clock).await;
-                let (outcome, end) = sent.expect("only a used connection takes no request");
-                lease.done(end);
-                outcome
-            }
-            Err(error) => no_connection(error),
-        };
+        let mut lease = self.connections.over(stream, &call.target);
+        let sent = self.send(&mut call, &mut lease, clock).await;
+        let (outcome, end) = sent.expect("only a used connection takes no request");
+        lease.done(end);
         masked(outcome, message, attempt)
     }
 
@@ -221,19 +220,64 @@ impl HttpDispatch {
     /// Sends the request and reads the answer: what that means, and how the answer ended. `None`
     /// when the peer had closed the connection, which was used before, and saw nothing of it.
     ///
-    /// By reference, because an `async fn` has its arguments in memory twice.
-    async fn send(
+    /// No `async fn`: each of those has its arguments in memory twice.
+    fn send<'a>(
+        &'a self,
+        call: &'a mut Call<'_>,
+        lease: &'a mut Lease,
+        clock: Pin<&'a mut Clock<'_>>,
+    ) -> impl Future<Output = Option<(Outcome, End)>> + Send + 'a {
+        let used_before = lease.used_before;
+        match lease.line() {
+            Line::Http1(line) => {
+                let line = &mut line.connection;
+                Either::Left(self.send_http1(call, line, used_before, clock))
+            }
+            // In a box: it is larger, and every attempt would have to be.
+            Line::Http2(_, send) => {
+                Either::Right(Box::pin(self.send_http2(call, send, used_before, clock)))
+            }
+        }
+    }
+
+    async fn send_http1(
         &self,
-        call: &mut Call<'_>,
-        lease: &mut Lease,
+        call: &Call<'_>,
+        line: &mut Connection,
+        used_before: bool,
         mut clock: Pin<&mut Clock<'_>>,
     ) -> Option<(Outcome, End)> {
-        let failed = |failure, text| Some((answer::failed(failure, text), End::Cut(failure)));
-        let (http2, used_before) = (lease.is_http2(), lease.used_before);
+        let head = tokio::select! {
+            biased;
+            head = line.post(call.post()) => head,
+            late = clock.as_mut().first_byte() => return failed(late),
+        };
+        let mut head = match head {
+            Ok(head) => head,
+            Err(NoAnswer::Unsent) if used_before => return None,
+            Err(error) => return Some((no_answer(&error), End::Cut(Failure::Reset))),
+        };
+        let mut read = Answer::default();
+        let end = read
+            .read_http1(&mut head.body, line, self.answer_limit, clock)
+            .await;
+        let headers = head.headers.map_or_else(HeaderMap::new, |headers| *headers);
+        let outcome = answer::outcome(head.status, &headers, read.ended(end));
+        Some((outcome, end))
+    }
+
+    async fn send_http2(
+        &self,
+        call: &mut Call<'_>,
+        send: &mut SendRequest<Payload>,
+        used_before: bool,
+        mut clock: Pin<&mut Clock<'_>>,
+    ) -> Option<(Outcome, End)> {
+        let sent = send.try_send_request(call.request());
         let (head, mut body) = match tokio::select! {
             biased;
-            sent = lease.send(call.request(http2)) => sent,
-            late = clock.as_mut().first_byte() => return failed(late, None),
+            sent = sent => sent,
+            late = clock.as_mut().first_byte() => return failed(late),
         } {
             Ok(response) => response.into_parts(),
             Err(mut error) => match error.take_message() {
@@ -245,16 +289,23 @@ impl HttpDispatch {
             },
         };
         if head.headers.len() > self.answer_headers {
-            return failed(Failure::Protocol, Some("the answer has too many headers"));
+            let text = Some("the answer has too many headers");
+            let outcome = answer::failed(Failure::Protocol, text);
+            return Some((outcome, End::Cut(Failure::Protocol)));
         }
         let mut read = Answer::default();
         let end = match body.is_end_stream() {
             true => End::Whole,
-            false => read.read(&mut body, lease, self.answer_limit, clock).await,
+            false => read.read_http2(&mut body, self.answer_limit, clock).await,
         };
         let outcome = answer::outcome(head.status, &head.headers, read.ended(end));
         Some((outcome, end))
     }
+}
+
+/// Our time was up.
+fn failed(late: Failure) -> Option<(Outcome, End)> {
+    Some((answer::failed(late, None), End::Cut(late)))
 }
 
 /// What one attempt sends, and to whom.
@@ -266,20 +317,28 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// The request. HTTP/1 wants the path and `Host`, HTTP/2 the whole URL.
-    fn request(&mut self, http2: bool) -> Request<Payload> {
+    /// The request over HTTP/1, which wants the path and `Host`.
+    fn post(&self) -> Post<'_> {
+        Post {
+            path: self
+                .target
+                .path()
+                .path_and_query()
+                .map_or("/", PathAndQuery::as_str),
+            host: self.target.host_header(),
+            headers: &self.headers,
+            payload: &self.message.payload,
+            lease: self.attempt.lease.as_deref(),
+        }
+    }
+
+    /// The request over HTTP/2, which wants the whole URL.
+    fn request(&mut self) -> Request<Payload> {
         let payload = self.message.payload.clone();
         let mut request = Request::new(Payload::new(payload, self.attempt));
         *request.method_mut() = Method::POST;
-        if http2 {
-            self.headers.remove(HOST);
-            *request.version_mut() = Version::HTTP_2;
-            *request.uri_mut() = self.target.uri().clone();
-        } else {
-            let host = self.target.host_header().clone();
-            self.headers.insert(HOST, host);
-            *request.uri_mut() = self.target.path().clone();
-        }
+        *request.version_mut() = Version::HTTP_2;
+        *request.uri_mut() = self.target.uri().clone();
         *request.headers_mut() = std::mem::take(&mut self.headers);
         request
     }
@@ -287,6 +346,12 @@ impl Call<'_> {
     /// Nobody saw anything of the request: it is to be made again.
     fn take_back(&mut self, mut request: Request<Payload>) {
         self.headers = std::mem::take(request.headers_mut());
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        headers::spare(std::mem::take(&mut self.headers));
     }
 }
 
@@ -383,11 +448,15 @@ fn no_connection(error: NoConnection) -> Outcome {
 }
 
 /// What a call without an answer came to.
-fn no_answer(error: &hyper::Error) -> Outcome {
-    if chain(error).any(|error| error.is::<LeaseLost>()) {
-        return answer::lease_lost();
-    }
-    answer::failed(failure(error), Some(&innermost(error).to_string()))
+fn no_answer(error: &(dyn Error + 'static)) -> Outcome {
+    let failure = match error.downcast_ref::<NoAnswer>() {
+        Some(NoAnswer::LeaseLost) => return answer::lease_lost(),
+        Some(NoAnswer::Protocol(_)) => Failure::Protocol,
+        Some(_) => Failure::Reset,
+        None if chain(error).any(|error| error.is::<LeaseLost>()) => return answer::lease_lost(),
+        None => error.downcast_ref().map_or(Failure::Protocol, failure),
+    };
+    answer::failed(failure, Some(&innermost(error).to_string()))
 }
 
 fn failure(error: &hyper::Error) -> Failure {

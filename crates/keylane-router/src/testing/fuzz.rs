@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::header::{DATE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::dispatch::address::Place;
@@ -131,9 +130,7 @@ pub fn answer_bytes(bytes: &[u8]) {
             content_type: "application/json".into(),
             headers: Vec::new(),
         };
-        let outcome = dispatch()
-            .attempt_over(&message, &attempt(), TokioIo::new(near))
-            .await;
+        let outcome = dispatch().attempt_over(&message, &attempt(), near).await;
         peer.abort();
         outcome
     });
