@@ -2,7 +2,9 @@
 //! takes to settle. One task owns the client's end of it.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use fe2o3_amqp::connection::ConnectionHandle;
@@ -28,6 +30,9 @@ const REMEMBERED: usize = 10_000;
 const FIRST_GUESS: usize = 64 << 10;
 /// How long a link that is no longer needed may take to end.
 const ENDING: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// The most messages that are taken before anything else is done.
+const TOGETHER: usize = 64;
 
 /// One message as it came over a link. What is given back waits here again, so it is whole.
 pub(super) struct Lent {
@@ -233,9 +238,10 @@ impl Reader {
                 () = link.room.notified() => if let Err(failure) = self.grant().await {
                     break failure;
                 },
-                received = self.receiver.recv::<Body<Value>>() => match received {
-                    Ok(delivery) => self.came(delivery),
-                    Err(error) => break lost(&error),
+                received = self.receiver.recv::<Body<Value>>() => {
+                    if let Err(error) = self.take(received) {
+                        break lost(&error);
+                    }
                 },
             }
         };
@@ -248,6 +254,25 @@ impl Reader {
             How::Reject => self.receiver.reject_all(infos, None).await,
         };
         sent.map_err(|error| Failure::passing(format!("the connection ended: {error}")))
+    }
+
+    /// Takes this and what is there behind it: whoever waits for messages is told of them together.
+    fn take(&mut self, first: Received) -> Result<(), RecvError> {
+        let mut next = Some(first);
+        let mut taken = Ok(());
+        for left in (0..TOGETHER).rev() {
+            match next {
+                Some(Ok(delivery)) => self.came(delivery),
+                Some(Err(error)) => taken = Err(error),
+                None => break,
+            }
+            next = match left > 0 && taken.is_ok() {
+                true => now(self.receiver.recv()),
+                false => None,
+            };
+        }
+        self.link.changed.notify_waiters();
+        taken
     }
 
     fn came(&mut self, delivery: fe2o3_amqp::link::delivery::Delivery<Body<Value>>) {
@@ -268,8 +293,6 @@ impl Reader {
         if state.over.is_none() {
             state.waiting.insert(lent.number, lent);
         }
-        drop(state);
-        self.link.changed.notify_waiters();
     }
 
     /// Asks for as many as there is room for. Not for each single one: while more than half of that
@@ -289,6 +312,18 @@ impl Reader {
         }
         let granted = self.receiver.set_credit(wanted).await;
         granted.map_err(|error| Failure::passing(format!("the connection ended: {error}")))
+    }
+}
+
+/// What comes of asking for a message.
+type Received = Result<fe2o3_amqp::link::delivery::Delivery<Body<Value>>, RecvError>;
+
+/// The future's answer, if it has one already.
+fn now<F: Future>(future: F) -> Option<F::Output> {
+    let future = std::pin::pin!(future);
+    match future.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(answer) => Some(answer),
+        Poll::Pending => None,
     }
 }
 
