@@ -48,6 +48,7 @@ const FEATURES: Features = Features {
     longest_loan: None,
     confirmed_acks: true,
     positions: true,
+    settles: 0,
     keyless_serial: true,
     several: Several::Nothing,
 };

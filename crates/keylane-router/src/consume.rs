@@ -303,6 +303,11 @@ impl<R: Clone> Held<R> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many are out.
+    fn len(&self) -> usize {
+        self.lock().table.len()
+    }
+
     /// How many more may be out. Where that is little, what is settled in a moment is waited for:
     /// a receive costs about the same for one message as for many, and what is out keeps the lanes
     /// busy meanwhile.
@@ -323,7 +328,7 @@ impl<R: Clone> Held<R> {
     async fn room_for(&self, enough: usize, window: usize) -> usize {
         loop {
             let changed = self.changed.notified();
-            let room = window.saturating_sub(self.lock().table.len());
+            let room = window.saturating_sub(self.len());
             if room >= enough {
                 return room;
             }
@@ -1089,8 +1094,9 @@ impl<T: Settler> Settle<T> {
     async fn run(self, mut settlements: Settlements) {
         let mut waiting = Vec::new();
         let mut gave_up = false;
-        while settlements.next(&mut waiting).await {
-            let mut batch = whole_calls(&mut waiting, self.settler.batch());
+        let (call, out) = (self.settler.batch(), || self.held.len());
+        while settlements.next(&mut waiting, call, out).await {
+            let mut batch = whole_calls(&mut waiting, call);
             for run in runs(&mut batch) {
                 if gave_up {
                     // Behind something that comes again: it comes again too.

@@ -105,6 +105,8 @@ pub(crate) struct Ability {
     pub(crate) many: bool,
     /// What is done with its lanes that are over, where no pool says so.
     pub(crate) overflow: Overflow,
+    /// So many settlements are worth being on their way to it at once.
+    pub(crate) settles: usize,
     /// What spans say of it.
     pub(crate) described: Described,
 }
@@ -169,6 +171,15 @@ impl Shared {
 
     pub(crate) fn described(&self, source: &Arc<str>) -> Option<Described> {
         self.ability(source, |source| source.described.clone())
+    }
+
+    /// How many messages of a pool may be called or not yet settled when one of this source is
+    /// called: what a crash repeats. As many again as may run, or as its source settles at once.
+    fn most_unsettled(&self, plan: &PoolPlan, source: &Arc<str>) -> usize {
+        let settles = || self.ability(source, |source| source.settles).unwrap_or(0);
+        plan.concurrency.map_or(usize::MAX, |most| {
+            most.get().saturating_add(most.get().max(settles()))
+        })
     }
 
     fn rejects(&self, source: &Arc<str>) -> bool {
@@ -989,10 +1000,7 @@ impl Attempts {
         let plan = current(&self.plan);
         let spills = self.shared.overflow(&plan, &delivery.identity.source) == Overflow::Spill;
         let lent = spills.then(|| self.overflowing.lend(&mut delivery, &self.name));
-        // A crash repeats what runs and what is not settled: never more than twice what may run.
-        let most = plan
-            .concurrency
-            .map_or(usize::MAX, |most| most.get().saturating_mul(2));
+        let most = self.shared.most_unsettled(&plan, &delivery.identity.source);
         delivery.counted = Some(match self.unsettled.try_count(most) {
             Some(counted) => counted,
             None => {

@@ -596,6 +596,7 @@ fn ability(features: &Features, source: &SourcePlan, described: Described) -> Ab
         spills: no_spill(features, source).is_none(),
         many: source.instances == Instances::Many,
         overflow,
+        settles: features.settles,
         described,
     }
 }

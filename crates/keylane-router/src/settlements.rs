@@ -1,8 +1,10 @@
 //! Settlements on their way to their source. A call costs about the same for one as for many, so
 //! they are gathered, as long as nobody has to wait for that.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
+use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
 
@@ -16,6 +18,8 @@ const MOST: usize = 1024;
 const WORTH_A_CALL: usize = 64;
 /// How often others are let go first meanwhile.
 const TURNS: usize = 4;
+/// How long a call over the network that is not full waits for what is out.
+const MOMENT: Duration = Duration::from_millis(2);
 
 /// Where deliveries of one source leave their settlements.
 pub(crate) struct ToSettle {
@@ -69,8 +73,13 @@ impl ToSettle {
 
 impl Settlements {
     /// Adds what is to be settled to what waits already, and waits for it if nothing does. `false`
-    /// when there is nothing, and never will be.
-    pub(crate) async fn next(&mut self, waiting: &mut Vec<Settled<BrokerId>>) -> bool {
+    /// when there is nothing, and never will be. A call settles so many of what is out.
+    pub(crate) async fn next(
+        &mut self,
+        waiting: &mut Vec<Settled<BrokerId>>,
+        call: NonZeroUsize,
+        out: impl Fn() -> usize,
+    ) -> bool {
         if waiting.is_empty() {
             let received = self.receive.recv_many(waiting, MOST).await;
             self.took(received);
@@ -79,24 +88,53 @@ impl Settlements {
             }
         }
         self.take(waiting);
-        // Where nothing more comes, it waits for nobody.
-        for _ in 0..TURNS {
-            let before = waiting.len();
-            if before >= WORTH_A_CALL {
-                break;
-            }
-            self.turn(WORTH_A_CALL - before).await;
-            self.take(waiting);
-            if waiting.len() == before {
-                break;
+        match call.get() {
+            1 => self.gather(waiting).await,
+            call => {
+                // Late or not, what is there goes.
+                let _ = tokio::time::timeout(MOMENT, self.fill(waiting, call, out)).await;
+                self.take(waiting);
             }
         }
         true
     }
 
-    /// Lets others go first: everybody once, or until this many more are there, or somebody waits
-    /// for what is there.
-    async fn turn(&self, more: usize) {
+    /// Waits until a call is full, or everything that is out waits for it, or somebody for that.
+    async fn fill(
+        &mut self,
+        waiting: &mut Vec<Settled<BrokerId>>,
+        call: usize,
+        out: impl Fn() -> usize,
+    ) {
+        loop {
+            let more = call.min(out()).saturating_sub(waiting.len());
+            if more == 0 || self.pressure.is_felt() {
+                return;
+            }
+            self.wait_for(more, std::future::pending()).await;
+            self.take(waiting);
+        }
+    }
+
+    /// Lets in what is about to come. Where nothing more comes, it waits for nobody.
+    async fn gather(&mut self, waiting: &mut Vec<Settled<BrokerId>>) {
+        for _ in 0..TURNS {
+            let before = waiting.len();
+            if before >= WORTH_A_CALL {
+                break;
+            }
+            self.wait_for(WORTH_A_CALL - before, tokio::task::yield_now())
+                .await;
+            self.take(waiting);
+            if waiting.len() == before {
+                break;
+            }
+        }
+    }
+
+    /// Lets others go first: until this many more are there, or somebody waits for what is there, or
+    /// it has been long enough.
+    async fn wait_for(&self, more: usize, long_enough: impl Future<Output = ()>) {
         let more = more as isize;
         let mut enough = std::pin::pin!(self.left.enough.notified());
         let mut felt = std::pin::pin!(self.pressure.felt());
@@ -110,7 +148,7 @@ impl Settlements {
             biased;
             () = enough => {}
             () = felt => {}
-            () = tokio::task::yield_now() => {}
+            () = long_enough => {}
         }
     }
 
@@ -142,6 +180,15 @@ mod tests {
         }
     }
 
+    /// Of a source that settles each for itself.
+    async fn one_by_one(
+        settlements: &mut Settlements,
+        waiting: &mut Vec<Settled<BrokerId>>,
+    ) -> bool {
+        let out = || usize::MAX;
+        settlements.next(waiting, NonZeroUsize::MIN, out).await
+    }
+
     /// One each time it is its turn.
     fn send_by_turns(to_settle: &Arc<ToSettle>, from: u64, count: u64) {
         let to_settle = to_settle.clone();
@@ -158,11 +205,11 @@ mod tests {
         let (to_settle, mut settlements) = channel(Arc::default());
         let mut waiting = Vec::new();
         to_settle.send(settled(1));
-        assert!(settlements.next(&mut waiting).await);
+        assert!(one_by_one(&mut settlements, &mut waiting).await);
         assert_eq!(waiting.len(), 1);
         waiting.clear();
         drop(to_settle);
-        assert!(!settlements.next(&mut waiting).await);
+        assert!(!one_by_one(&mut settlements, &mut waiting).await);
     }
 
     #[tokio::test]
@@ -173,7 +220,7 @@ mod tests {
             send_by_turns(&to_settle, 100 * task, 10);
         }
         let mut waiting = Vec::new();
-        assert!(settlements.next(&mut waiting).await);
+        assert!(one_by_one(&mut settlements, &mut waiting).await);
         assert!(waiting.len() >= WORTH_A_CALL, "{}", waiting.len());
         assert!(waiting.len() < 3 * 40, "{}", waiting.len());
     }
@@ -194,7 +241,7 @@ mod tests {
         to_settle.send(settled(0));
         let wakes = Arc::<Wakes>::default();
         let waker = wakes.clone().into();
-        let mut next = std::pin::pin!(settlements.next(&mut waiting));
+        let mut next = std::pin::pin!(one_by_one(&mut settlements, &mut waiting));
         let mut poll = || {
             let cx = &mut std::task::Context::from_waker(&waker);
             next.as_mut().poll(cx).is_ready()
@@ -217,7 +264,7 @@ mod tests {
         send_by_turns(&to_settle, 2, 10);
         let pressed = pressure.press();
         let mut waiting = Vec::new();
-        assert!(settlements.next(&mut waiting).await);
+        assert!(one_by_one(&mut settlements, &mut waiting).await);
         assert_eq!(waiting.len(), 1);
 
         // Also where he comes while it is gathered.
@@ -229,7 +276,59 @@ mod tests {
             std::future::pending::<()>().await;
         });
         send_by_turns(&to_settle, 2, 10);
-        assert!(settlements.next(&mut waiting).await);
+        assert!(one_by_one(&mut settlements, &mut waiting).await);
         assert!(waiting.len() < 5, "{}", waiting.len());
+    }
+
+    /// How many go into one call of ten, with so many out, and what comes after a while.
+    async fn in_a_call(there: u64, out: usize, later: u64) -> (usize, Duration) {
+        let (to_settle, mut settlements) = channel(Arc::default());
+        for id in 0..there {
+            to_settle.send(settled(id));
+        }
+        tokio::spawn(async move {
+            tokio::time::sleep(MOMENT / 2).await;
+            for id in 0..later {
+                to_settle.send(settled(100 + id));
+            }
+            std::future::pending::<()>().await;
+        });
+        let (begun, mut waiting) = (tokio::time::Instant::now(), Vec::new());
+        let ten = NonZeroUsize::new(10).unwrap();
+        assert!(settlements.next(&mut waiting, ten, || out).await);
+        (waiting.len(), begun.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_is_filled_with_what_comes_in_a_moment() {
+        let late = |waited: Duration| waited.as_millis();
+        for (there, out, later, in_it, waits) in [
+            (3, 20, 7, 10, 1),
+            (3, 20, 9, 12, 1),
+            // A full call waits for nobody.
+            (10, 20, 5, 10, 0),
+            // Nothing else is out: nothing more can come.
+            (3, 3, 5, 3, 0),
+            (3, 5, 2, 5, 1),
+            // No longer than a moment.
+            (3, 20, 2, 5, 2),
+            (3, 20, 0, 3, 2),
+        ] {
+            let (filled, waited) = in_a_call(there, out, later).await;
+            let which = format!("{there} of {out}, then {later}");
+            assert_eq!((filled, late(waited)), (in_it, waits), "{which}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_is_not_filled_while_somebody_waits_for_it() {
+        let pressure = Arc::<Pressure>::default();
+        let (to_settle, mut settlements) = channel(pressure.clone());
+        to_settle.send(settled(1));
+        let _pressed = pressure.press();
+        let (begun, mut waiting) = (tokio::time::Instant::now(), Vec::new());
+        let ten = NonZeroUsize::new(10).unwrap();
+        assert!(settlements.next(&mut waiting, ten, || 20).await);
+        assert!(begun.elapsed().is_zero());
     }
 }

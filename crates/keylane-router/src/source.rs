@@ -83,8 +83,8 @@ pub trait Settler: Clone + Send + Sync + 'static {
         receipts: Vec<Self::Receipt>,
     ) -> impl Future<Output = Vec<Result<(), SettleError>>> + Send;
 
-    /// How many messages one call to the broker settles. While more is to be settled, calls are
-    /// filled; nothing waits for that.
+    /// How many messages one call to the broker settles. Where it is more than one, what is to be
+    /// settled waits for a moment until it fills a call, unless nothing else is out.
     fn batch(&self) -> NonZeroUsize {
         NonZeroUsize::MIN
     }
@@ -206,6 +206,10 @@ pub struct Features {
     /// first starts that break it (`ordering_violations_total`). `false` where there are no
     /// positions or no order is promised.
     pub positions: bool,
+    /// How many settlements are worth being on their way at once: a pool whose concurrency is less
+    /// calls on until so many of its messages are delivered and not settled, and a crash repeats as
+    /// many more. With 0 that is never more than the concurrency.
+    pub settles: usize,
     /// Whether keyless messages run one at a time unless configured.
     pub keyless_serial: bool,
     /// What keeps the order of a key when several instances read the queue.
@@ -228,6 +232,7 @@ impl Features {
             longest_loan: None,
             confirmed_acks: false,
             positions: false,
+            settles: 0,
             keyless_serial: false,
             several: Several::Nothing,
         }

@@ -17,7 +17,7 @@ use crate::Router;
 use crate::chance::Chance;
 use crate::history::{self, By, Event, EventKind, History, Recorder, Report};
 use crate::plan::Instances;
-use crate::source::Source;
+use crate::source::{Features, Source};
 
 /// Tells a child where its history goes.
 const HISTORY: &str = "KEYLANE_CONFORMANCE_HISTORY";
@@ -27,11 +27,15 @@ const SHARED: &str = "KEYLANE_CONFORMANCE_SHARED";
 const CONCURRENCY: usize = 8;
 /// A router that stops has nothing to do for this long.
 const QUIET: Duration = Duration::from_millis(300);
-/// What a crash may repeat: what runs, and as many that are not settled.
-pub(super) const UNSETTLED: u64 = 2 * CONCURRENCY as u64;
 
 /// What it has out at once.
 pub(super) const WINDOW: u64 = 100;
+
+/// What a crash may repeat: what runs, and as many that are not settled, or as many as the source
+/// settles at once.
+pub(super) fn unsettled(features: &Features) -> u64 {
+    (CONCURRENCY + CONCURRENCY.max(features.settles)) as u64
+}
 
 /// Runs a router on the queue until the input of this process ends, or it is killed. What
 /// [`Queue::child`] starts must call this and nothing else.

@@ -36,6 +36,7 @@ pub const DECLARED: Declared = Declared {
         longest_loan: None,
         confirmed_acks: true,
         positions: true,
+        settles: 0,
         keyless_serial: true,
         several: Several::OneOwner,
     },

@@ -43,6 +43,7 @@ pub const FIFO: Declared = Declared {
         longest_loan: Some(options::LONGEST_LOAN),
         confirmed_acks: true,
         positions: true,
+        settles: options::POLLERS * api::BATCH,
         keyless_serial: true,
         several: Several::KeyLock,
     },

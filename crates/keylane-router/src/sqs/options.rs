@@ -5,8 +5,12 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::api::BATCH;
 use super::{FIFO, OptionsError, STANDARD};
 use crate::source::{Features, Order};
+
+/// Polls at once if nothing is said.
+pub(super) const POLLERS: usize = 4;
 
 /// SQS's longest poll.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
@@ -71,7 +75,7 @@ impl Options {
             credentials: None,
             visibility_timeout: Duration::from_secs(30),
             wait_time: LONGEST_WAIT,
-            pollers: NonZeroUsize::new(4).expect("not zero"),
+            pollers: NonZeroUsize::new(POLLERS).expect("not zero"),
             key: KeyFrom::None,
             accept_redrive: false,
         }
@@ -98,6 +102,8 @@ impl Options {
         Features {
             order,
             lease,
+            // As many calls as there are polls, all of them full.
+            settles: self.pollers.get().saturating_mul(BATCH),
             ..features
         }
     }

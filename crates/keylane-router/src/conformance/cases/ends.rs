@@ -69,7 +69,7 @@ pub(super) async fn router_killed(rig: Rig) -> Result<Summary, End> {
         false => child::WINDOW,
     };
     let options = history::Options {
-        max_duplicates_per_crash: Some(child::UNSETTLED + unheard),
+        max_duplicates_per_crash: Some(child::unsettled(&rig.features) + unheard),
         ..history::Options::default()
     };
     let report = children.verdict(&options)?;

@@ -53,6 +53,7 @@ impl Bad {
             key_lock: true,
             lease: Some(Duration::from_millis(400)),
             confirmed_acks: true,
+            settles: 0,
             keyless_serial: true,
             several: Several::KeyLock,
             ..Self::new().features

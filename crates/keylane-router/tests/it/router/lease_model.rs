@@ -218,6 +218,7 @@ pub(crate) fn features(lease: Duration) -> Features {
         longest_loan: None,
         confirmed_acks: true,
         positions: true,
+        settles: 0,
         keyless_serial: true,
         several: Several::KeyLock,
     }
