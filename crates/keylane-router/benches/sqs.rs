@@ -25,7 +25,12 @@ use keylane_router::plan::{Envelope, Plan, SourcePlan};
 use keylane_router::sqs::{Credentials, Options, SqsSource};
 
 const BODY: usize = 300;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
+/// The most that one receive brings: so many a poll has out in the plain loop. The emulator looks
+/// through everything that is out at each call, so the router is compared with as many.
+const AT_A_TIME: usize = 10;
+/// What a source may have out if nothing is said.
+const DEFAULT_WINDOW: usize = 1000;
 /// Of the load at which the way of one message is measured.
 const RATE: u64 = 100;
 
@@ -46,17 +51,30 @@ fn main() {
             "{messages} messages of {BODY} bytes, no-op handler, load {}",
             load()
         );
+        let fifo = Load {
+            name: "FIFO, 1000 keys",
+            end: ".fifo",
+            messages,
+            key: |n| n % 1000,
+        };
         for pollers in [1, 4, 8] {
-            let key = |n: usize| n % 1000;
-            bench
-                .rates("FIFO, 1000 keys", ".fifo", messages, pollers, key)
-                .await;
+            bench.rates(&fifo, pollers, AT_A_TIME * pollers).await;
         }
-        let runs = |n: usize| n / 10 % 400;
-        bench
-            .rates("FIFO, 10 of a key in a row", ".fifo", messages, 4, runs)
-            .await;
-        bench.rates("standard", "", messages, 4, |n| n % 1000).await;
+        bench.rates(&fifo, 4, DEFAULT_WINDOW).await;
+        let runs = Load {
+            name: "FIFO, 10 of a key in a row",
+            key: |n| n / 10 % 400,
+            ..fifo
+        };
+        bench.rates(&runs, 4, AT_A_TIME * 4).await;
+        bench.rates(&runs, 4, 10 * AT_A_TIME).await;
+        let standard = Load {
+            name: "standard",
+            end: "",
+            ..fifo
+        };
+        bench.rates(&standard, 4, AT_A_TIME * 4).await;
+        bench.rates(&standard, 4, DEFAULT_WINDOW).await;
         bench.latencies(RATE * seconds).await;
         println!("load {}", load());
     });
@@ -71,6 +89,16 @@ struct Bench {
     url: String,
     client: Client,
     began: Instant,
+}
+
+/// What is read.
+#[derive(Clone, Copy)]
+struct Load {
+    name: &'static str,
+    /// Of the queue's name.
+    end: &'static str,
+    messages: usize,
+    key: fn(usize) -> usize,
 }
 
 /// A queue of its own.
@@ -186,7 +214,13 @@ impl Bench {
         tasks
     }
 
-    async fn router(&self, queue: &Queue, pollers: usize, seen: &Arc<Seen>) -> (Router, Db) {
+    async fn router(
+        &self,
+        queue: &Queue,
+        pollers: usize,
+        window: usize,
+        seen: &Arc<Seen>,
+    ) -> (Router, Db) {
         let options = Options {
             endpoint_url: Some(self.url.clone().into()),
             region: Some("us-east-1".into()),
@@ -206,6 +240,7 @@ impl Bench {
         };
         let source_plan = SourcePlan {
             envelope: raw,
+            window: NonZeroUsize::new(window).expect("not zero"),
             ..SourcePlan::custom()
         };
         plan.sources.insert("s".into(), source_plan);
@@ -243,14 +278,13 @@ impl Bench {
         }
     }
 
-    async fn rates(
-        &self,
-        name: &str,
-        end: &str,
-        messages: usize,
-        pollers: usize,
-        key: impl Fn(usize) -> usize,
-    ) {
+    async fn rates(&self, load: &Load, pollers: usize, window: usize) {
+        let Load {
+            name,
+            end,
+            messages,
+            key,
+        } = *load;
         let (mut plain, mut routed) = (Vec::new(), Vec::new());
         let mut out_of_order = 0;
         for _ in 0..ROUNDS {
@@ -259,7 +293,7 @@ impl Bench {
                 self.send(&queue, (0..messages).map(|n| (n, key(n)))).await;
                 let seen = Arc::new(Seen::default());
                 if by_router {
-                    let (router, db) = self.router(&queue, pollers, &seen).await;
+                    let (router, db) = self.router(&queue, pollers, window, &seen).await;
                     self.done(&queue, &seen, messages).await;
                     routed.push(seen.rate());
                     router.stop(Duration::from_secs(5)).await;
@@ -274,7 +308,7 @@ impl Bench {
         }
         let (plain, routed) = (median(plain), median(routed));
         println!(
-            "{name}, {pollers} polls: plain {plain:.0}/s, router {routed:.0}/s = {:.0} %, {out_of_order} out of order",
+            "{name}, {pollers} polls, {window} out at most: plain {plain:.0}/s, router {routed:.0}/s = {:.0} %, {out_of_order} out of order",
             100.0 * routed / plain
         );
     }
@@ -292,7 +326,7 @@ impl Bench {
             let seen = Arc::new(Seen::default());
             let count = usize::try_from(messages).expect("few");
             if by_router {
-                let (router, db) = self.router(&queue, 4, &seen).await;
+                let (router, db) = self.router(&queue, 4, DEFAULT_WINDOW, &seen).await;
                 self.steadily(&queue, count).await;
                 seen.all(count).await;
                 router.stop(Duration::from_secs(5)).await;

@@ -175,7 +175,7 @@ async fn over_time(
     let slice = Duration::from_secs(if full { 10 } else { 3 });
     let mut rig = Rig::new(data, &target.url, KEYS).await?;
     begin(target, KEYS)?;
-    rig.fill(if full { 3_000_000 } else { 800_000 }).await?;
+    rig.fill(if full { 5_000_000 } else { 1_500_000 }).await?;
     let router = rig.router(CONCURRENCY, WINDOW).await?;
     tokio::time::sleep(WARM_UP).await;
     let mut marks = vec![Mark::of(&router)];
