@@ -150,6 +150,7 @@ const DIAL: &str = "crates/keylane-router/src/dispatch/dial.rs";
 const GUARD: &str = "crates/keylane-router/src/dispatch/guard.rs";
 const ADDRESS: &str = "crates/keylane-router/src/dispatch/address.rs";
 const HTTP: &str = "crates/keylane-router/src/dispatch/http.rs";
+const HTTP1: &str = "crates/keylane-router/src/dispatch/http1.rs";
 const BODY: &str = "crates/keylane-router/src/dispatch/body.rs";
 const HEADERS: &str = "crates/keylane-router/src/dispatch/headers.rs";
 const SIGN: &str = "crates/keylane-router/src/dispatch/sign.rs";
@@ -160,6 +161,22 @@ const DISPATCHED: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "dispatch::",
+    env: &[],
+};
+
+/// What is gathered before it is settled.
+const SETTLEMENTS: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "settlements::",
+    env: &[],
+};
+
+/// One HTTP/1 connection, without a network.
+const HTTP1_ALONE: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "dispatch::http1::",
     env: &[],
 };
 
@@ -209,6 +226,14 @@ const HISTORIES: TestRun = TestRun {
     target: &["--test", "it"],
     filter: "lanes_model",
     env: &[("KEYLANE_HISTORIES", "20000"), ("KEYLANE_SEED", "1")],
+};
+
+/// What single steps do with lanes of plain data.
+const STEPS: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "lanes_cost",
+    env: &[],
 };
 
 pub(crate) const MUTATIONS: &[Mutation] = &[
@@ -349,6 +374,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: HISTORIES,
     },
     Mutation {
+        name: "who-ends-first-is-first",
+        invariant: "L7",
+        file: TURNS,
+        find: "        for _ in 0..PASSES {",
+        replace: "        for _ in PASSES..PASSES {",
+        test: STEPS,
+    },
+    Mutation {
         name: "empty-lane-is-kept",
         invariant: "L8",
         file: LANES,
@@ -481,7 +514,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         invariant: "L13",
         file: LANES,
         find: "        self.tick(now);\n        while",
-        replace: "        self.tick(now);\n        let lanes = self.lanes.indices();\n        let passed = lanes.iter().take_while(|&&lane| !self.lanes[lane].link.listed);\n        self.visited += passed.count() as u64;\n        while",
+        replace: "        self.tick(now);\n        let lanes = self.lanes.indices();\n        let passed = lanes.iter().take_while(|&&lane| !self.lanes[lane].link.is_listed());\n        self.visited += passed.count() as u64;\n        while",
         test: HISTORIES,
     },
     Mutation {
@@ -669,10 +702,18 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "calls-are-not-filled",
+        invariant: "R15",
+        file: "crates/keylane-router/src/settlements.rs",
+        find: "            let more = call.min(out()).saturating_sub(waiting.len());\n",
+        replace: "            let more = call.min(out()).min(waiting.len()).saturating_sub(waiting.len());\n",
+        test: SETTLEMENTS,
+    },
+    Mutation {
         name: "window-without-end",
         invariant: "R9",
         file: "crates/keylane-router/src/consume.rs",
-        find: "            let room = window.saturating_sub(self.lock().table.len());\n",
+        find: "            let room = window.saturating_sub(self.len());\n",
         replace: "            let room = window;\n",
         test: ROUTED,
     },
@@ -1096,8 +1137,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "window-is-not-counted",
         invariant: "R9",
         file: CONSUME,
-        find: "            let room = window.saturating_sub(self.lock().table.len());",
-        replace: "            let room = window.saturating_sub(self.lock().table.len() / window);",
+        find: "            let room = window.saturating_sub(self.len());",
+        replace: "            let room = window.saturating_sub(self.len() / window);",
         test: CONFORMS,
     },
     Mutation {
@@ -1320,16 +1361,56 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "no-limit-for-a-head",
         invariant: "H4",
         file: CONNECTIONS,
-        find: "            .max_header_size(self.limits.header_bytes)\n",
-        replace: "",
+        find: "            bytes: self.limits.header_bytes,\n",
+        replace: "            bytes: usize::MAX,\n",
         test: DISPATCHED,
+    },
+    Mutation {
+        name: "given-up-connection-is-used-again",
+        invariant: "H3",
+        file: HTTP1,
+        find: "        let reusable = std::mem::take(&mut self.reusable);\n",
+        replace: "        let reusable = self.reusable;\n",
+        test: HTTP1_ALONE,
+    },
+    Mutation {
+        name: "interrupted-request-is-followed",
+        invariant: "H3",
+        file: HTTP1,
+        find: "                self.reusable &= matches!(written, Poll::Ready(Ok(())));\n",
+        replace: "",
+        test: HTTP1_ALONE,
+    },
+    Mutation {
+        name: "two-lengths-are-one",
+        invariant: "H3",
+        file: HTTP1,
+        find: "        let ambiguous = self.coded.is_some() && self.length.is_some();\n",
+        replace: "        let ambiguous = false;\n",
+        test: HTTP1_ALONE,
+    },
+    Mutation {
+        name: "cut-body-is-whole",
+        invariant: "R2",
+        file: "crates/keylane-router/src/dispatch/framing.rs",
+        find: "        matches!(self, Self::UntilEnd | Self::Length(0))\n",
+        replace: "        self != Self::Length(u64::MAX)\n",
+        test: FAULTS,
+    },
+    Mutation {
+        name: "written-on-a-lost-lease",
+        invariant: "R12",
+        file: HTTP1,
+        find: "            if self.written == 0 && !post.lease.is_none_or(Lease::holds) {\n",
+        replace: "            if self.written == 1 && !post.lease.is_none_or(Lease::holds) {\n",
+        test: HTTP1_ALONE,
     },
     Mutation {
         name: "large-body-is-a-failure",
         invariant: "H5",
         file: BODY,
-        find: "                return End::OverLimit;\n",
-        replace: "                return End::Cut(Failure::CutBody);\n",
+        find: "                Ok(Progress::More) if self.bytes().len() > limit => return End::OverLimit,\n",
+        replace: "                Ok(Progress::More) if self.bytes().len() > limit => {\n                    return End::Cut(Failure::CutBody);\n                }\n",
         test: DISPATCHED,
     },
     Mutation {
@@ -1376,8 +1457,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "no-answer-is-delivered",
         invariant: "R2",
         file: HTTP,
-        find: "    answer::failed(failure(error), Some(&innermost(error).to_string()))\n",
-        replace: "    let _ = (failure(error), innermost(error));\n    Outcome::Delivered\n",
+        find: "    answer::failed(failure, Some(&innermost(error).to_string()))\n",
+        replace: "    let _ = (failure, innermost(error));\n    Outcome::Delivered\n",
         test: FAULTS,
     },
     Mutation {
