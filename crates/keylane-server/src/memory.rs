@@ -2,11 +2,10 @@
 //!
 //! The C library learns from the first large piece that is freed to keep such pieces for itself, each
 //! in the heap of its thread. With bodies of 1 MiB and a budget of 32 MiB that took 128 MB at the
-//! peak instead of 81. And it makes eight heaps for each processor, each with holes of its own: 100 k
-//! waiting keys took 3 MB more than with one for each. One for each is too few, though: beside the
-//! workers there are threads that read and write the queue, and whoever shares a heap waits for the
-//! other (a fiftieth of all CPU time, by `perf`). Two for each take 1.6 MB more. Both can only be said
-//! before a program starts, so this one starts itself again: the same process, with two more variables.
+//! peak instead of 81. And it makes eight heaps for each processor, each with holes of its own, though
+//! no more threads than processors run at once: 100 k waiting keys took 3 MB more than with one for
+//! each. Both can only be said before a program starts, so this one starts itself again: the same
+//! process, with two more variables.
 
 /// Returns when it is as it should be, or cannot be.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -27,7 +26,7 @@ pub(crate) fn use_little() {
     let mut again = std::process::Command::new(program);
     again.env(FROM, "131072");
     if std::env::var_os(HEAPS).is_none() {
-        again.env(HEAPS, (2 * processors).to_string());
+        again.env(HEAPS, processors.to_string());
     }
     again.arg0(args.next().unwrap_or_default()).args(args);
     // Only an error comes back. It takes more memory then, and does the same.
