@@ -86,9 +86,8 @@ pub fn can_be_sent(name: &str, value: &str) -> bool {
 const USUAL: usize = 12;
 
 thread_local! {
-    /// The memory of a map that is not needed any more. The connection puts the answer's headers into
-    /// the map of the request, so that one map serves attempt after attempt; made anew for each, it is
-    /// among the largest things that an attempt allocates.
+    /// The memory of a map that is not needed any more, so that one serves attempt after attempt: made
+    /// anew for each, it is among the largest things that an attempt allocates.
     static SPARE: Cell<HeaderMap> = Cell::new(HeaderMap::new());
 }
 
@@ -100,7 +99,7 @@ fn empty() -> HeaderMap {
 
 /// Nobody needs these any more.
 pub(super) fn spare(mut headers: HeaderMap) {
-    // A peer that sends many makes a large one.
+    // A message that has many makes a large one.
     if headers.capacity() <= 2 * USUAL {
         headers.clear();
         SPARE.set(headers);
