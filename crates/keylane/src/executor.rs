@@ -165,7 +165,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
 
     /// Waits until nothing of this key waits or runs. Cancel-safe.
     pub async fn idle(&self, key: &K) {
-        if let Some(idle) = self.owner.shell.watch_idle(Some(&Lane::Key(key.clone()))) {
+        if let Some(idle) = self.owner.shell.watch_idle(&Lane::Key(key.clone())) {
             // The sender goes only with the executor, and then nothing runs any more.
             let _ = idle.await;
         }
@@ -173,7 +173,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
 
     /// Waits until nothing waits or runs. Cancel-safe.
     pub async fn all_idle(&self) {
-        if let Some(idle) = self.owner.shell.watch_idle(None) {
+        if let Some(idle) = self.owner.shell.watch_all_idle() {
             let _ = idle.await;
         }
     }

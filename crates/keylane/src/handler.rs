@@ -275,14 +275,14 @@ where
 
     /// Waits until nothing of this key waits or runs. Cancel-safe.
     pub async fn idle(&self, key: &K) {
-        if let Some(idle) = self.shell.watch_idle(Some(key)) {
+        if let Some(idle) = self.shell.watch_idle(key) {
             let _ = idle.await;
         }
     }
 
     /// Waits until nothing waits or runs. Cancel-safe.
     pub async fn all_idle(&self) {
-        if let Some(idle) = self.shell.watch_idle(None) {
+        if let Some(idle) = self.shell.watch_all_idle() {
             let _ = idle.await;
         }
     }
@@ -340,7 +340,7 @@ pub(crate) struct RunJob<J> {
 }
 
 impl<J> Future for RunJob<J> {
-    type Output = Ended<J, Option<String>>;
+    type Output = Ended<J, String>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let run = self.run.as_mut().expect("polled until it is ready");
@@ -352,10 +352,12 @@ impl<J> Future for RunJob<J> {
         Poll::Ready(match reply {
             Reply::Done => Ended::Done(None),
             Reply::Hold { job, until } => Ended::Hold {
-                job,
+                job: Box::new(job),
                 hold: until.map_or(Until::Released, Until::At),
             },
-            Reply::Flush { job } => Ended::Flush { job },
+            Reply::Flush { job } => Ended::Flush {
+                job: job.map(Box::new),
+            },
         })
     }
 }
@@ -364,7 +366,7 @@ impl<K, J, H> Types for Jobs<K, J, H> {
     type Job = J;
     type Run = RunJob<J>;
     /// A panic's message, to be reported.
-    type After = Option<String>;
+    type After = String;
 }
 
 impl<K, J, H> Work<K> for Jobs<K, J, H>
@@ -402,10 +404,8 @@ where
         contain(|| drop(run)).err()
     }
 
-    fn after(&self, panicked: Option<String>) {
-        if let Some(message) = panicked {
-            self.common.panicked("handler", &message);
-        }
+    fn after(&self, panicked: String) {
+        self.common.panicked("handler", &panicked);
     }
 
     fn flushed(self: &Arc<Self>, key: K, jobs: Vec<(u64, J)>, running: usize) -> Flushing<J> {

@@ -30,6 +30,10 @@ pub(crate) trait Job: Send + 'static {
     }
     /// It is stopped before its end.
     fn stop(self: Pin<&mut Self>, why: Why) -> Ran;
+    /// Whether anybody can see its result.
+    fn has_result(&self) -> bool {
+        true
+    }
     /// Its permits are free: its result may be seen.
     fn publish(self: Pin<Box<Self>>);
     /// It leaves its lane without having run.
@@ -94,6 +98,10 @@ impl<Tk: Task> Job for Posted<Tk> {
 
     fn stop(self: Pin<&mut Self>, _: Why) -> Ran {
         Ran::dropping(|| self.project().task.set(None))
+    }
+
+    fn has_result(&self) -> bool {
+        false
     }
 
     fn publish(self: Pin<Box<Self>>) {}

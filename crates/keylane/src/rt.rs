@@ -82,6 +82,30 @@ mod imp {
 
 pub(crate) use imp::*;
 
+/// A number below `places` that is this thread's, and few others'.
+#[cfg(not(keylane_shuttle))]
+pub(crate) fn place_of_thread(places: usize) -> usize {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed));
+    // While a thread ends, anybody's will do.
+    NUMBER.try_with(|number| number % places).unwrap_or(0)
+}
+
+/// For what depends on the clock otherwise, and is to be explored in both ways.
+pub(crate) fn now_and_then() -> bool {
+    #[cfg(keylane_shuttle)]
+    return shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5);
+    #[cfg(not(keylane_shuttle))]
+    false
+}
+
+#[cfg(keylane_shuttle)]
+pub(crate) fn place_of_thread(places: usize) -> usize {
+    usize::from(shuttle::current::me()) % places
+}
+
 /// Lets other tasks run, and other workers find this one.
 pub(crate) async fn move_over() {
     let mut moved = false;

@@ -5,6 +5,7 @@
 //! A runner is a task that exists only while there is something to start; it polls each started
 //! run once, and what is not ready then becomes a task of its own.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,6 +24,9 @@ use crate::rt::{AbortHandle, AtomicBool, Mutex, MutexGuard, Spawner, contain, lo
 
 /// The most starts that are taken under one lock, and before a runner lets others run.
 const BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 64 };
+/// The most submits that a runner takes in before it takes starts: more than those, so that the rest
+/// does not wait for ever, and not so many that nothing runs meanwhile.
+const INTAKE: usize = if cfg!(keylane_shuttle) { 1 } else { 2 * BATCH };
 /// How long a batch should keep its runner busy, in nanoseconds.
 const BATCH_NANOS: u32 = 50_000;
 /// How long a poll takes, in nanoseconds, where a second runner pays.
@@ -32,6 +36,9 @@ const TURN: std::time::Duration = std::time::Duration::from_micros(500);
 /// The most lanes of one flush that are dealt with at a time: a drain flushes them all, and each
 /// takes a task.
 const FLUSHES: usize = if cfg!(keylane_shuttle) { 2 } else { 256 };
+
+/// How many threads leave ends without meeting each other.
+const PLACES: usize = if cfg!(keylane_shuttle) { 1 } else { 8 };
 
 /// What is to be done with what a flush took, and what of it stays in its place.
 pub(crate) type Flushing<J> = Pin<Box<dyn Future<Output = Vec<(u64, J)>> + Send>>;
@@ -71,7 +78,7 @@ pub(crate) trait Work<K>:
     /// middle of it; `false` when nobody is.
     fn stops_by_itself(&self, run: &Self::Run, stop: Stop) -> bool;
     /// The run is cut off before its end.
-    fn abandon(&self, run: Self::Run, stop: Stop) -> Self::After;
+    fn abandon(&self, run: Self::Run, stop: Stop) -> Option<Self::After>;
     /// The permit is free: results may be seen now.
     fn after(&self, after: Self::After);
     /// Deals with what a flush took behind so many that run, and answers what is to go back to its
@@ -93,11 +100,12 @@ pub(crate) trait Work<K>:
     fn observe(&self, queued: usize, running: usize, live_keys: usize);
 }
 
-/// How a run ended.
+/// How a run ended. Nearly all are done with nothing left to do, so that is small: it is handed on
+/// several times, and jobs may be large.
 pub(crate) enum Ended<J, A> {
-    Done(A),
-    Hold { job: J, hold: Until },
-    Flush { job: Option<J> },
+    Done(Option<A>),
+    Hold { job: Box<J>, hold: Until },
+    Flush { job: Option<Box<J>> },
 }
 
 /// How long a put-back job is held.
@@ -117,7 +125,7 @@ pub(crate) enum Stop {
 
 struct Inbox<K, J> {
     /// Submitted, not yet in the lanes.
-    queue: Vec<(K, J)>,
+    queue: VecDeque<(K, J)>,
     /// The sequence of the next submit.
     next_seq: u64,
     /// Submits go straight to the lanes, because they can be refused or need a spec.
@@ -131,8 +139,8 @@ struct Inbox<K, J> {
 
 struct State<K, J> {
     lanes: Lanes<K, J>,
-    /// Empty, kept for its memory: the inbox's other half.
-    taken: Vec<(K, J)>,
+    /// Taken from the inbox, and before everything there; not yet in the lanes.
+    taken: VecDeque<(K, J)>,
     /// How to stop what runs, by slot.
     aborts: Vec<Option<(u64, Abort)>>,
     /// Waiting for a key, or for everything, to be idle.
@@ -184,8 +192,9 @@ struct Apart<T>(T);
 pub(crate) struct Shell<K, W: Types> {
     pub(crate) work: Arc<W>,
     inbox: Apart<Mutex<Inbox<K, W::Job>>>,
-    /// Runs that ended as tasks of their own, to be reported by the next runner that looks.
-    ends: Apart<Mutex<Vec<EndedRun<W>>>>,
+    /// Runs that ended as tasks of their own, to be reported by the next runner that looks. Threads
+    /// have their own places for that, as far as there are enough.
+    ends: [Apart<Mutex<Vec<EndedRun<W>>>>; PLACES],
     state: Apart<Mutex<State<K, W::Job>>>,
     spawner: Spawner,
     workers: usize,
@@ -248,17 +257,17 @@ where
         let workers = spawner.workers();
         Arc::new_cyclic(|me| Self {
             inbox: Apart(Mutex::new(Inbox {
-                queue: Vec::new(),
+                queue: VecDeque::new(),
                 next_seq: 0,
                 direct: must_be_direct(&limits) || work.has_specs(),
                 closed: false,
                 runners: 0,
                 again: false,
             })),
-            ends: Apart(Mutex::new(Vec::new())),
+            ends: std::array::from_fn(|_| Apart(Mutex::new(Vec::new()))),
             state: Apart(Mutex::new(State {
                 lanes: Lanes::new(limits),
-                taken: Vec::new(),
+                taken: VecDeque::new(),
                 aborts: Vec::new(),
                 idle_of: HashMap::new(),
                 idle_all: Vec::new(),
@@ -298,7 +307,7 @@ where
         }
         let seq = inbox.next_seq;
         inbox.next_seq += 1;
-        inbox.queue.push((key, job));
+        inbox.queue.push_back((key, job));
         let start = inbox.runners == 0;
         inbox.runners += usize::from(start);
         let many = inbox.queue.len() == BATCH;
@@ -518,29 +527,28 @@ where
         keys
     }
 
-    /// Tells when this key, or (`None`) everything, is idle; `None` when it is so now.
-    pub(crate) fn watch_idle(&self, key: Option<&K>) -> Option<oneshot::Receiver<()>> {
+    /// Tells when everything is idle; `None` when it is so now. Takes nothing in: that may be much,
+    /// and runners are at it.
+    pub(crate) fn watch_all_idle(&self) -> Option<oneshot::Receiver<()>> {
+        let mut state = lock(&self.state.0);
+        if self.is_idle(&state) && !lock(&self.publishing).wait_for_all() {
+            return None;
+        }
+        Some(wait_among(&mut state.idle_all))
+    }
+
+    /// Tells when this key is idle; `None` when it is so now.
+    pub(crate) fn watch_idle(&self, key: &K) -> Option<oneshot::Receiver<()>> {
         self.with(|state, _| {
+            if state.lanes.watch(key) {
+                return Some(wait_among(state.idle_of.entry(key.clone()).or_default()));
+            }
+            let mut publishing = lock(&self.publishing);
+            if publishing.open.is_empty() {
+                return None;
+            }
             let (sender, receiver) = oneshot::channel();
-            let waiting = match key {
-                None => {
-                    if state.lanes.is_idle() && !lock(&self.publishing).wait_for_all() {
-                        return None;
-                    }
-                    &mut state.idle_all
-                }
-                Some(key) if !state.lanes.watch(key) => {
-                    let mut publishing = lock(&self.publishing);
-                    if publishing.open.is_empty() {
-                        return None;
-                    }
-                    publishing.wait(sender);
-                    return Some(receiver);
-                }
-                Some(key) => state.idle_of.entry(key.clone()).or_default(),
-            };
-            waiting.retain(|other| !other.is_closed());
-            waiting.push(sender);
+            publishing.wait(sender);
             Some(receiver)
         })
     }
@@ -557,8 +565,7 @@ where
     ) -> R {
         let answer = {
             let mut inbox = lock(&self.inbox.0);
-            state.take_from(&mut inbox);
-            state.push_taken();
+            state.take_all(&mut inbox);
             change(&mut state, &mut inbox)
         };
         let out = self.finish(&mut state);
@@ -577,15 +584,17 @@ where
             state.lanes.running(),
             state.lanes.live(),
         );
-        let waits = state.lanes.waiting() > 0;
+        let untaken = !state.taken.is_empty();
+        let waits = untaken || state.lanes.waiting() > 0;
         if waits != self.waits.load(Ordering::Relaxed) {
             self.waits.store(waits, Ordering::Relaxed);
         }
         let timer = state.set_timer();
         let limits = *state.lanes.limits();
-        let run = state.lanes.ready() > 0
+        let can_start = state.lanes.ready() > 0
             && state.lanes.running() < limits.total
             && state.rate_at.is_none();
+        let run = untaken || can_start;
         Out {
             flushes: state.lanes.take_flushed(),
             wakers,
@@ -598,7 +607,7 @@ where
     /// Who waited for what is idle now, every result of it seen.
     fn idle_now(&self, state: &mut State<K, W::Job>) -> Vec<oneshot::Sender<()>> {
         let of_keys = state.take_idle_keys();
-        let all = state.lanes.is_idle();
+        let all = !state.idle_all.is_empty() && self.is_idle(state);
         if of_keys.is_empty() && !all {
             return Vec::new();
         }
@@ -614,6 +623,11 @@ where
             idle.append(&mut state.idle_all);
         }
         idle
+    }
+
+    /// Whether nothing waits or runs; what was submitted a moment ago waits too.
+    fn is_idle(&self, state: &State<K, W::Job>) -> bool {
+        state.lanes.is_idle() && state.taken.is_empty() && lock(&self.inbox.0).queue.is_empty()
     }
 
     fn deliver(&self, out: Out<K, W::Job>) {
@@ -799,6 +813,8 @@ where
     ends: Ends<W::After>,
     /// No two of a lane run at once, so that their order is not up to who polls them first.
     one_by_one: bool,
+    /// Not everything that was submitted is in the lanes.
+    untaken: bool,
     retired: bool,
 }
 
@@ -815,6 +831,7 @@ where
             batch: Vec::new(),
             ends: Ends::default(),
             one_by_one: false,
+            untaken: false,
             retired: false,
         }
     }
@@ -824,17 +841,21 @@ where
         let mut began = std::time::Instant::now();
         while !self.retired {
             let helped = self.turn();
-            if self.batch.is_empty() {
+            if self.batch.is_empty() && !self.untaken {
                 self.retired = self.shell.retire();
                 continue;
             }
-            let now = self.poll_batch();
+            let (now, spawned) = self.poll_batch();
             if self.shell.has_surplus_runner() {
                 // Dropped, it reports what ended and leaves the rest to the others.
                 return;
             }
-            if helped {
-                // One of the two is found by an idle worker.
+            if crate::rt::now_and_then() {
+                continue;
+            }
+            if helped || spawned {
+                // One of the two is found by an idle worker; and what was spawned goes first, while
+                // it is near.
                 crate::rt::move_over().await;
             } else if now.duration_since(began) >= TURN || cfg!(keylane_shuttle) {
                 crate::rt::yield_now().await;
@@ -849,11 +870,12 @@ where
     fn turn(&mut self) -> bool {
         let shell = self.shell.clone();
         let mut state = lock(&shell.state.0);
-        state.take_in(&shell.inbox.0);
-        self.ended.append(&mut shell.take_ends());
+        state.take_in(&shell.inbox.0, INTAKE);
+        shell.take_ends(&mut self.ended);
         let ends = &mut self.ends;
-        shell.report(&mut state, self.ended.drain(..), &mut self.spawned, ends);
+        shell.report(&mut state, &mut self.ended, &mut self.spawned, ends);
         let full = shell.fill(&mut state, &mut self.batch, shell.batch());
+        self.untaken = !state.taken.is_empty();
         self.one_by_one = shell.is_one_by_one(&state);
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
@@ -865,7 +887,8 @@ where
     }
 
     /// Starts a batch, and what that makes way for as long as the batch would have been larger.
-    fn poll_batch(&mut self) -> std::time::Instant {
+    /// Answers when it was through, and whether there are new tasks.
+    fn poll_batch(&mut self) -> (std::time::Instant, bool) {
         let before = std::time::Instant::now();
         let most = self.shell.batch();
         let mut count = self.batch.len();
@@ -875,8 +898,10 @@ where
             self.poll_each();
         }
         let now = std::time::Instant::now();
-        self.shell.note_polls(count, now.duration_since(before));
-        now
+        if count > 0 {
+            self.shell.note_polls(count, now.duration_since(before));
+        }
+        (now, !self.spawned.is_empty())
     }
 
     /// Takes what may start now that some have ended, as much of it as one lane gives. What else
@@ -889,7 +914,7 @@ where
         let mut state = lock(&shell.state.0);
         if state.lanes.waiting() > 0 {
             let ends = &mut self.ends;
-            shell.report(&mut state, self.ended.drain(..), &mut self.spawned, ends);
+            shell.report(&mut state, &mut self.ended, &mut self.spawned, ends);
             shell.fill(&mut state, &mut self.batch, most);
             self.one_by_one = shell.is_one_by_one(&state);
         }
@@ -921,12 +946,8 @@ where
             }
             pending += 1;
             let (slot, seq) = (ticket.slot(), ticket.sequence());
-            let driven = Driven {
-                shell: shell.clone(),
-                run: Some((run, ticket)),
-                stopping: false,
-            };
-            let handle = shell.spawner.spawn(driven.drive());
+            let driven = Driven::new(shell.clone(), run, ticket);
+            let handle = shell.spawner.spawn(driven);
             if abortable {
                 self.spawned.push((slot, seq, handle));
             }
@@ -1021,39 +1042,63 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    fn take_ends(&self) -> Vec<EndedRun<W>> {
-        std::mem::take(&mut lock(&self.ends.0))
+    fn take_ends(&self, ended: &mut Vec<EndedRun<W>>) {
+        for place in &self.ends {
+            let mut left = lock(&place.0);
+            ended.append(&mut left);
+            if left.capacity() > BATCH * BATCH {
+                *left = Vec::new();
+            }
+        }
     }
 
     /// Tells the lanes what ended and notes how to stop what was started.
     fn report(
         &self,
         state: &mut State<K, W::Job>,
-        ended: impl Iterator<Item = EndedRun<W>>,
+        ended: &mut Vec<EndedRun<W>>,
         spawned: &mut Vec<Spawned>,
         ends: &mut Ends<W::After>,
     ) {
-        let open = !ends.afters.is_empty();
-        for (ticket, ended) in ended {
-            ends.freed += 1;
-            state.forget_abort(&ticket);
-            match ended {
-                Ended::Done(after) => {
-                    state.lanes.done(ticket);
-                    ends.afters.push(after);
-                }
-                Ended::Hold { job, hold } => {
-                    let hold = self.hold_of(&hold);
-                    state.lanes.hold(ticket, job, hold);
-                }
-                Ended::Flush { job } => state.lanes.flush_from(ticket, job),
+        let mut ended = ended.drain(..);
+        while !ended.as_slice().is_empty() {
+            // As with starts: what is far away is fetched together.
+            let together = &ended.as_slice()[..BATCH.min(ended.len())];
+            if together.len() > 1 {
+                state.lanes.fetch(together.iter().map(|(ticket, _)| ticket));
+            }
+            for (ticket, ended) in ended.by_ref().take(BATCH) {
+                self.report_one(state, ticket, ended, ends);
             }
         }
         for spawned in spawned.drain(..) {
             state.note_abort(spawned);
         }
-        if !open && !ends.afters.is_empty() {
-            ends.number = lock(&self.publishing).begin();
+    }
+
+    fn report_one(
+        &self,
+        state: &mut State<K, W::Job>,
+        ticket: Ticket,
+        ended: Ended<W::Job, W::After>,
+        ends: &mut Ends<W::After>,
+    ) {
+        ends.freed += 1;
+        state.forget_abort(&ticket);
+        match ended {
+            Ended::Done(None) => state.lanes.done(ticket),
+            Ended::Done(Some(after)) => {
+                state.lanes.done(ticket);
+                if ends.afters.is_empty() {
+                    ends.number = lock(&self.publishing).begin();
+                }
+                ends.afters.push(after);
+            }
+            Ended::Hold { job, hold } => {
+                let hold = self.hold_of(&hold);
+                state.lanes.hold(ticket, *job, hold);
+            }
+            Ended::Flush { job } => state.lanes.flush_from(ticket, job.map(|job| *job)),
         }
     }
 
@@ -1083,7 +1128,7 @@ where
     fn tell_idle(&self) {
         let idle = {
             let mut state = lock(&self.state.0);
-            if !state.lanes.is_idle() || lock(&self.publishing).wait_for_all() {
+            if !self.is_idle(&state) || lock(&self.publishing).wait_for_all() {
                 return;
             }
             std::mem::take(&mut state.idle_all)
@@ -1175,18 +1220,15 @@ where
 
     /// Whether there are more runners than pay: they were started when polls took longer.
     fn has_surplus_runner(&self) -> bool {
-        if cfg!(keylane_shuttle) {
-            // Explored now and then.
-            let inbox = lock(&self.inbox.0);
-            return inbox.runners > 1 && inbox.next_seq.is_multiple_of(2);
-        }
-        !self.worth_help() && lock(&self.inbox.0).runners > 1
+        (!self.worth_help() || crate::rt::now_and_then()) && lock(&self.inbox.0).runners > 1
     }
 
     /// Whether polling takes longer than what two runners would take from each other: the lock,
     /// and everything they touch on its way from core to core.
     fn worth_help(&self) -> bool {
-        cfg!(keylane_shuttle) || self.poll_nanos.load(Ordering::Relaxed) >= HELP_NANOS
+        cfg!(keylane_shuttle)
+            || self.poll_nanos.load(Ordering::Relaxed) >= HELP_NANOS
+            || self.are_pending()
     }
 
     /// The runner found nothing to start: it ends, unless something changed since it looked.
@@ -1215,14 +1257,9 @@ where
             self.leave_end(ended);
             return None;
         };
-        state.take_in(&self.inbox.0);
+        state.take_in(&self.inbox.0, INTAKE);
         let mut ends = Ends::default();
-        self.report(
-            &mut state,
-            std::iter::once(ended),
-            &mut Vec::new(),
-            &mut ends,
-        );
+        self.report_one(&mut state, ended.0, ended.1, &mut ends);
         let now = self.tick(&mut state);
         let next = self.next(&mut state, now);
         if let Some((ticket, job)) = &next
@@ -1240,11 +1277,12 @@ where
     /// A run of its own ended: a runner will report it, with all that end about now.
     fn leave_end(&self, ended: EndedRun<W>) {
         {
-            let mut ends = lock(&self.ends.0);
+            let place = crate::rt::place_of_thread(PLACES);
+            let mut ends = lock(&self.ends[place].0);
             let first = ends.is_empty();
             ends.push(ended);
             if !first {
-                // Whoever left the first one saw to it that a runner comes.
+                // Whoever left the first one here saw to it that a runner comes.
                 return;
             }
         }
@@ -1271,6 +1309,10 @@ where
     run: Option<(W::Run, Ticket)>,
     /// It was stopped and is only seen to its end: dropped once more, the runtime goes.
     stopping: bool,
+    /// The run was polled and is not ready.
+    pending: bool,
+    /// How many runs it went on with.
+    starts: u32,
 }
 
 impl<K, W> Driven<K, W>
@@ -1278,36 +1320,57 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    /// Sees the run to its end, and those that it goes on with.
-    async fn drive(mut self) {
-        for starts in 1.. {
-            let mut polls = 0_u32;
-            let ended = std::future::poll_fn(|cx| {
-                polls = polls.saturating_add(1);
-                self.poll(cx)
-            });
-            let ended = ended.await;
-            if polls == 1 {
-                self.shell.note_ready();
-            }
-            let Some((ticket, job)) = self.shell.end_and_go_on(ended) else {
-                return;
-            };
-            let run = self.shell.work.start(job, ticket.slot());
-            self.run = Some((run, ticket));
-            if starts % BATCH == 0 {
-                crate::rt::yield_now().await;
-            }
+    fn new(shell: Arc<Shell<K, W>>, run: W::Run, ticket: Ticket) -> Self {
+        Self {
+            shell,
+            run: Some((run, ticket)),
+            stopping: false,
+            pending: false,
+            starts: 0,
         }
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
+    fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
         let (run, _) = self.run.as_mut().expect("polled until it is ready");
         match Pin::new(run).poll(cx) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(ended) => {
                 let (_, ticket) = self.run.take().expect("it was there just now");
                 Poll::Ready((ticket, ended))
+            }
+        }
+    }
+}
+
+/// Sees the run to its end, and those that it goes on with. By hand, because there is one for every
+/// run that is under way, and a future of the compiler's would have it twice.
+impl<K, W> Future for Driven<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        loop {
+            let Poll::Ready(ended) = this.poll_run(cx) else {
+                this.pending = true;
+                return Poll::Pending;
+            };
+            if !std::mem::take(&mut this.pending) {
+                this.shell.note_ready();
+            }
+            let Some((ticket, job)) = this.shell.end_and_go_on(ended) else {
+                return Poll::Ready(());
+            };
+            let run = this.shell.work.start(job, ticket.slot());
+            this.run = Some((run, ticket));
+            this.starts = this.starts.wrapping_add(1);
+            if (this.starts as usize).is_multiple_of(BATCH) {
+                // Others may run first.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
         }
     }
@@ -1343,25 +1406,16 @@ where
         let Some(shell) = self.me.upgrade() else {
             return;
         };
-        let driven = Driven {
-            shell,
-            run: Some((run, ticket)),
-            stopping: true,
-        };
-        self.spawner.spawn(driven.drive());
+        let mut driven = Driven::new(shell, run, ticket);
+        driven.stopping = true;
+        self.spawner.spawn(driven);
     }
 
     /// Reports one end and leaves the rest to the runners.
     fn end_one(&self, ended: EndedRun<W>) {
         let mut state = lock(&self.state.0);
-        state.take_in(&self.inbox.0);
         let mut ends = Ends::default();
-        self.report(
-            &mut state,
-            std::iter::once(ended),
-            &mut Vec::new(),
-            &mut ends,
-        );
+        self.report_one(&mut state, ended.0, ended.1, &mut ends);
         let out = self.finish(&mut state);
         drop(state);
         self.publish(&mut ends);
@@ -1378,14 +1432,14 @@ where
         ends: &mut Ends<W::After>,
     ) {
         let unstarted = batch.drain(..).map(|(ticket, job)| {
-            let hold = Until::At(self.epoch);
+            let (job, hold) = (Box::new(job), Until::At(self.epoch));
             (ticket, Ended::Hold { job, hold })
         });
         ended.extend(unstarted);
-        ended.append(&mut self.take_ends());
+        self.take_ends(ended);
         lock(&self.inbox.0).runners -= 1;
         let mut state = lock(&self.state.0);
-        self.report(&mut state, ended.drain(..), spawned, ends);
+        self.report(&mut state, ended, spawned, ends);
         let out = self.finish(&mut state);
         drop(state);
         self.publish(ends);
@@ -1425,27 +1479,38 @@ where
 }
 
 impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
-    /// What was submitted goes into the lanes. The inbox is free again as soon as its queue is
-    /// taken: everybody who wants at the lanes comes here first, with this state locked.
-    fn take_in(&mut self, inbox: &Mutex<Inbox<K, J>>) {
-        self.take_from(&mut lock(inbox));
-        self.push_taken();
+    /// What was submitted goes into the lanes, so much of it at the most. The inbox is free again as
+    /// soon as its queue is taken.
+    fn take_in(&mut self, inbox: &Mutex<Inbox<K, J>>, most: usize) {
+        if self.taken.is_empty() {
+            self.give_memory_back();
+            std::mem::swap(&mut self.taken, &mut lock(inbox).queue);
+        }
+        self.push_taken(most);
     }
 
-    fn take_from(&mut self, inbox: &mut Inbox<K, J>) {
+    /// Everything that was submitted goes into the lanes.
+    fn take_all(&mut self, inbox: &mut Inbox<K, J>) {
+        self.push_taken(usize::MAX);
         std::mem::swap(&mut self.taken, &mut inbox.queue);
+        self.push_taken(usize::MAX);
     }
 
-    fn push_taken(&mut self) {
-        for (key, job) in self.taken.drain(..) {
+    fn push_taken(&mut self, most: usize) {
+        let count = self.taken.len().min(most);
+        for (key, job) in self.taken.drain(..count) {
             let pushed = self.lanes.push(key, job, |_| Spec::default());
             debug_assert!(
                 pushed.is_ok(),
                 "what can be refused goes straight to the lanes"
             );
         }
+    }
+
+    /// Of a queue that was long once.
+    fn give_memory_back(&mut self) {
         if self.taken.capacity() > 4 * BATCH * BATCH {
-            self.taken = Vec::new();
+            self.taken = VecDeque::new();
         }
     }
 
@@ -1553,6 +1618,13 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
             _ => Stop::All,
         }
     }
+}
+
+fn wait_among(waiting: &mut Vec<oneshot::Sender<()>>) -> oneshot::Receiver<()> {
+    let (sender, receiver) = oneshot::channel();
+    waiting.retain(|other| !other.is_closed());
+    waiting.push(sender);
+    receiver
 }
 
 fn tell(idle: Vec<oneshot::Sender<()>>) {

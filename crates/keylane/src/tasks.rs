@@ -72,7 +72,8 @@ impl<K> Tasks<K> {
 /// One task under way.
 pub(crate) struct RunTask {
     job: Option<Pin<Box<dyn Job>>>,
-    span: tracing::Span,
+    /// None unless somebody looks at it.
+    span: Option<Box<tracing::Span>>,
 }
 
 /// A task that ended, its result not yet seen by anybody.
@@ -81,18 +82,24 @@ pub(crate) struct Finished {
     pub(crate) ran: Ran,
 }
 
+/// What remains to be done for a task that ended; nothing, where nobody waits for its result.
+fn finished(job: Pin<Box<dyn Job>>, ran: Ran) -> Option<Finished> {
+    let nothing = matches!(ran, Ran::Well) && !job.has_result();
+    (!nothing).then_some(Finished { job, ran })
+}
+
 impl Future for RunTask {
     type Output = Ended<Box<dyn Job>, Finished>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let _entered = this.span.enter();
+        let _entered = this.span.as_ref().map(|span| span.enter());
         let job = this.job.as_mut().expect("polled until it is ready");
         let Poll::Ready(ran) = job.as_mut().poll(cx) else {
             return Poll::Pending;
         };
         let job = this.job.take().expect("it was there just now");
-        Poll::Ready(Ended::Done(Finished { job, ran }))
+        Poll::Ready(Ended::Done(finished(job, ran)))
     }
 }
 
@@ -108,9 +115,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
     }
 
     fn start(&self, job: Self::Job, slot: usize) -> RunTask {
+        let span = tracing::debug_span!("task", executor = &*self.common.name, slot);
         RunTask {
             job: Some(Box::into_pin(job)),
-            span: tracing::debug_span!("task", executor = &*self.common.name, slot),
+            span: (!span.is_none()).then(|| Box::new(span)),
         }
     }
 
@@ -127,10 +135,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         job.stops_by_itself(why(stop))
     }
 
-    fn abandon(&self, run: RunTask, stop: Stop) -> Finished {
+    fn abandon(&self, run: RunTask, stop: Stop) -> Option<Finished> {
         let mut job = run.job.expect("an ended run is not abandoned");
         let ran = job.as_mut().stop(why(stop));
-        Finished { job, ran }
+        finished(job, ran)
     }
 
     fn after(&self, finished: Finished) {

@@ -39,7 +39,7 @@ pub(crate) fn run(report: &mut Report) {
     for handles in [false, true] {
         for submitters in [1, 2] {
             for keys in KEYS {
-                points.push(point(&runtime, keys, submitters, handles));
+                points.push(point(&runtime, keys, submitters, handles, true));
             }
         }
     }
@@ -48,12 +48,12 @@ pub(crate) fn run(report: &mut Report) {
 }
 
 /// Some points, for a profile.
-pub(crate) fn profile(keys: usize, submitters: &[usize], handles: &[bool]) {
+pub(crate) fn profile(keys: usize, submitters: &[usize], handles: &[bool], floor: bool) {
     let runtime = runtime();
     let mut points = Vec::new();
     for &handles in handles {
         for &submitters in submitters {
-            points.push(point(&runtime, keys, submitters, handles));
+            points.push(point(&runtime, keys, submitters, handles, floor));
         }
     }
     print_points(&points);
@@ -182,7 +182,13 @@ impl Point {
     }
 }
 
-fn point(runtime: &Runtime, keys: usize, submitters: usize, handles: bool) -> Point {
+fn point(
+    runtime: &Runtime,
+    keys: usize,
+    submitters: usize,
+    handles: bool,
+    beside_floor: bool,
+) -> Point {
     let (ours, floor) = match handles {
         false => (Way::Post, Way::Floor),
         true => (Way::Submit, Way::FloorWithHandles),
@@ -206,6 +212,8 @@ fn point(runtime: &Runtime, keys: usize, submitters: usize, handles: bool) -> Po
         let cost = round(runtime, &executor, &spawned, way, keys, submitters);
         (cost, load::violations())
     };
+    // Without a floor beside it, the same again.
+    let floor = if beside_floor { floor } else { ours };
     // Warms up what is kept: the floor's map, the allocator.
     round(ours);
     round(floor);

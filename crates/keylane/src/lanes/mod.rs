@@ -480,6 +480,15 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         Next::Nothing
     }
 
+    /// Looks at what the end of each of these will need, so that all of it is near when that comes.
+    pub(crate) fn fetch<'a>(&self, tickets: impl Iterator<Item = &'a Ticket>) {
+        for ticket in tickets {
+            if let Some((lane, _)) = self.running.slots[ticket.slot as usize] {
+                std::hint::black_box(self.lanes[lane].running);
+            }
+        }
+    }
+
     /// The item is resolved: its permit is free.
     pub fn done(&mut self, ticket: Ticket) {
         let index = self.end(&ticket);

@@ -96,6 +96,90 @@ fn a_submit_that_meets_the_last_tasks_end_is_neither_lost_nor_overlapping() {
     explore(|| two_submitters(Executor::builder().build().unwrap()));
 }
 
+/// More than a runner takes in at once.
+const MANY: usize = 9;
+
+/// Posts many tasks of one key to an executor and waits until it is idle, beside somebody who looks
+/// at its lanes meanwhile, for which everything has to be there.
+#[test]
+fn many_submits_are_all_waited_for_and_start_in_their_order() {
+    explore(|| async {
+        let executor = Executor::builder().build().unwrap();
+        let watch = Watch::default();
+        let (submitter, tasks) = (executor.clone(), watch.clone());
+        let submits = spawn(async move {
+            for n in 0..MANY {
+                submitter.post(0, tasks.task(n)).unwrap();
+            }
+            submitter.all_idle().await;
+            assert_eq!(tasks.started().len(), MANY, "not all were waited for");
+        });
+        let looking = executor.clone();
+        let looks = spawn(async move {
+            for _ in 0..2 {
+                assert!(looking.stats().running <= 1);
+                yield_now().await;
+            }
+        });
+        submits.await.unwrap();
+        looks.await.unwrap();
+        assert_eq!(watch.started(), (0..MANY).collect::<Vec<_>>());
+        assert_nothing_left(&executor);
+    });
+}
+
+/// The same with a key for each, all of which may run at once.
+#[test]
+fn many_submits_of_many_keys_are_all_waited_for() {
+    explore(|| async {
+        let executor = Executor::builder().build().unwrap();
+        let ran = Arc::new(AtomicUsize::new(0));
+        for n in 0..MANY {
+            let ran = ran.clone();
+            let task = async move {
+                yield_now().await;
+                ran.fetch_add(1, Ordering::SeqCst);
+            };
+            executor.post(n as u8, task).unwrap();
+        }
+        executor.all_idle().await;
+        assert_eq!(ran.load(Ordering::SeqCst), MANY, "not all were waited for");
+        assert_nothing_left(&executor);
+    });
+}
+
+/// What cannot start yet is taken in before what can.
+#[test]
+fn what_was_submitted_behind_a_paused_key_starts() {
+    explore(|| async {
+        let executor = Executor::builder().build().unwrap();
+        let watch = Watch::default();
+        executor.pause(&0);
+        for n in 0..3 {
+            executor.post(0, watch.task(n)).unwrap();
+        }
+        assert!(executor.submit(1, async {}).await.is_done());
+        assert!(watch.started().is_empty());
+    });
+}
+
+/// Somebody takes in a part of what was submitted, and goes on with something that waits for the
+/// rest.
+#[test]
+fn what_is_half_way_in_when_the_last_runner_retires_starts() {
+    explore(|| async {
+        let executor = Executor::builder().build().unwrap();
+        let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
+        let first = executor.submit(0, async { yield_now().await });
+        let second = executor.submit(0, async move { receiver.await.is_ok() });
+        executor.post(0, async {}).unwrap();
+        let other = async move { sender.send(()).unwrap() };
+        executor.post(1, other).unwrap();
+        assert!(first.await.is_done());
+        assert!(second.await.ok().expect("it ran"));
+    });
+}
+
 // The submits go straight to the lanes, past the inbox: only `again` tells a runner that retires.
 #[test]
 fn a_runner_that_retires_sees_what_became_ready_meanwhile() {
