@@ -10,19 +10,20 @@ use std::time::Duration;
 
 use crate::builder::Builder;
 use crate::handle::TaskHandle;
-use crate::job::{Called, Cell, Ending, Job, Posted, Tracked};
+use crate::job::{Called, Cell, Ending, Job, Posted, TaskShell, Tracked};
 use crate::lanes::FullOf;
 use crate::reject::{Decision, Policy, RejectHandler, Rejection};
 use crate::result::{Kind, Reason, Refused, Status, Why};
 use crate::rt::{Spawner, contain};
 use crate::rules::Limits;
 use crate::run_all::RunAll;
-use crate::shell::{NotTaken, Shell};
+use crate::shell::NotTaken;
 use crate::stats::{KeyLimits, KeyStats, Stats};
 use crate::task::{Task, TaskError};
-use crate::tasks::{Finished, Lane, Tasks};
+use crate::tasks::{Finished, Lane};
 
-/// Runs tasks in order per key, concurrently across keys. Cheap to clone.
+/// Runs tasks in order per key, concurrently across keys. Cheap to clone: where several threads submit
+/// much, a clone for each is faster than one that they share.
 ///
 /// When the last clone is dropped, the executor stops: what waits is cancelled, what runs is
 /// stopped. To let it finish, [`shutdown`](Self::shutdown) first.
@@ -31,6 +32,9 @@ where
     K: Hash + Eq + Clone + Send + Sync + 'static,
 {
     owner: Arc<Owner<K>>,
+    /// What handles hold on to. Every clone has its own: where all were counted in one place, threads
+    /// would wait for each other there.
+    shell: Arc<TaskShell<K>>,
 }
 
 /// What the clones of an executor share; its end is the executor's.
@@ -38,7 +42,7 @@ pub(crate) struct Owner<K>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
 {
-    pub(crate) shell: Arc<Shell<Lane<K>, Tasks<K>>>,
+    pub(crate) shell: TaskShell<K>,
     pub(crate) spawner: Spawner,
     pub(crate) policy: Policy,
     pub(crate) handler: Option<RejectHandler<K>>,
@@ -80,6 +84,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
 
     pub(crate) fn new(owner: Owner<K>) -> Self {
         Self {
+            shell: Arc::new(owner.shell.clone()),
             owner: Arc::new(owner),
         }
     }
@@ -301,6 +306,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Clone for Executor<K> {
     fn clone(&self) -> Self {
         Self {
             owner: self.owner.clone(),
+            shell: Arc::new(self.owner.shell.clone()),
         }
     }
 }
@@ -405,7 +411,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TaskBuilder<'_, K> {
             Some(_) => 0,
             None => ALONE.fetch_add(1, Ordering::Relaxed),
         };
-        let shell = self.executor.owner.shell.clone();
+        let shell = self.executor.shell.clone();
         (Cell::new(self.key, self.id, shell), alone)
     }
 }

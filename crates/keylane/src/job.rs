@@ -126,7 +126,7 @@ pub(crate) struct Cell<K, T> {
     pub(crate) key: Option<K>,
     id: Option<Box<Arc<str>>>,
     submitted: Submitted,
-    pub(crate) shell: TaskShell<K>,
+    pub(crate) shell: Arc<TaskShell<K>>,
     state: Mutex<CellState<T>>,
 }
 
@@ -340,7 +340,7 @@ enum Caller<T> {
 }
 
 impl<K: Clone + 'static, T> Cell<K, T> {
-    pub(crate) fn new(key: Option<K>, id: Option<Arc<str>>, shell: TaskShell<K>) -> Arc<Self> {
+    pub(crate) fn new(key: Option<K>, id: Option<Arc<str>>, shell: Arc<TaskShell<K>>) -> Arc<Self> {
         let cell = Self {
             key,
             id: id.map(Box::new),

@@ -27,6 +27,8 @@ const BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 64 };
 /// The most submits that a runner takes in before it takes starts: more than those, so that the rest
 /// does not wait for ever, and not so many that nothing runs meanwhile.
 const INTAKE: usize = if cfg!(keylane_shuttle) { 1 } else { 2 * BATCH };
+/// How many submits are looked up before the first of them goes into its lane.
+const TOGETHER: usize = 16;
 /// How long a batch should keep its runner busy, in nanoseconds.
 const BATCH_NANOS: u32 = 50_000;
 /// How long a poll takes, in nanoseconds, where a second runner pays.
@@ -815,6 +817,8 @@ where
     one_by_one: bool,
     /// Not everything that was submitted is in the lanes.
     untaken: bool,
+    /// Results were let be seen since others could run.
+    published: bool,
     retired: bool,
 }
 
@@ -832,6 +836,7 @@ where
             ends: Ends::default(),
             one_by_one: false,
             untaken: false,
+            published: false,
             retired: false,
         }
     }
@@ -857,10 +862,13 @@ where
                 // One of the two is found by an idle worker; and what was spawned goes first, while
                 // it is near.
                 crate::rt::move_over().await;
-            } else if now.duration_since(began) >= TURN || cfg!(keylane_shuttle) {
-                crate::rt::yield_now().await;
-            } else {
+            } else if now.duration_since(began) < TURN && !cfg!(keylane_shuttle) {
                 continue;
+            } else if std::mem::take(&mut self.published) {
+                // Who waits for results may go on beside it.
+                crate::rt::move_over().await;
+            } else {
+                crate::rt::yield_now().await;
             }
             began = std::time::Instant::now();
         }
@@ -880,6 +888,7 @@ where
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
         drop(state);
+        self.published |= !ends.afters.is_empty();
         shell.publish(ends);
         let helped = more && shell.another_runner();
         shell.deliver(out);
@@ -1497,13 +1506,21 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
     }
 
     fn push_taken(&mut self, most: usize) {
-        let count = self.taken.len().min(most);
-        for (key, job) in self.taken.drain(..count) {
-            let pushed = self.lanes.push(key, job, |_| Spec::default());
-            debug_assert!(
-                pushed.is_ok(),
-                "what can be refused goes straight to the lanes"
-            );
+        let mut left = self.taken.len().min(most);
+        while left > 0 {
+            // As with starts and ends: what is far away is fetched together.
+            let mut hashes = [0; TOGETHER];
+            let together = self.taken.iter().take(left).zip(&mut hashes);
+            let together = together.map(|((key, _), hash)| *hash = self.lanes.fetch_for(key));
+            let count = together.count();
+            for ((key, job), hash) in self.taken.drain(..count).zip(hashes) {
+                let pushed = self.lanes.push_hashed(key, hash, job, |_| Spec::default());
+                debug_assert!(
+                    pushed.is_ok(),
+                    "what can be refused goes straight to the lanes"
+                );
+            }
+            left -= count;
         }
     }
 

@@ -427,7 +427,27 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         job: J,
         spec: impl FnOnce(&K) -> Spec,
     ) -> Result<ItemId, Full<J>> {
-        let index = self.lane_for(key, spec);
+        let hash = self.hasher.hash_one(&key);
+        self.push_hashed(key, hash, job, spec)
+    }
+
+    /// The key's hash. Looks at what a push of it will need, so that it is near when that comes.
+    pub(crate) fn fetch_for(&self, key: &K) -> u64 {
+        let hash = self.hasher.hash_one(key);
+        let same = |&index: &u32| self.lanes[index].hash == hash;
+        std::hint::black_box(self.index.find(hash, same));
+        hash
+    }
+
+    /// As [`Self::push`], with what [`Self::fetch_for`] answered for the key.
+    pub(crate) fn push_hashed(
+        &mut self,
+        key: K,
+        hash: u64,
+        job: J,
+        spec: impl FnOnce(&K) -> Spec,
+    ) -> Result<ItemId, Full<J>> {
+        let index = self.lane_for(key, hash, spec);
         match self.room(index) {
             Ok(()) => Ok(self.append(index, job)),
             Err(limit) => {
@@ -441,7 +461,8 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     /// there was. If not, [`Lanes::take_admitted`] names the item once there is, and until then
     /// further pushes of that key are refused. It keeps its place either way.
     pub fn push_over(&mut self, key: K, job: J, spec: impl FnOnce(&K) -> Spec) -> (ItemId, bool) {
-        let index = self.lane_for(key, spec);
+        let hash = self.hasher.hash_one(&key);
+        let index = self.lane_for(key, hash, spec);
         let admitted = self.room(index).is_ok();
         if !admitted {
             let seq = self.next_seq;
@@ -589,7 +610,8 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
 
     /// Nothing of this key starts until [`Lanes::resume`]. Works for keys that have no lane yet.
     pub fn pause(&mut self, key: K, spec: impl FnOnce(&K) -> Spec) {
-        let index = self.lane_for(key, spec);
+        let hash = self.hasher.hash_one(&key);
+        let index = self.lane_for(key, hash, spec);
         self.lanes[index].paused = true;
         self.refresh_all(index);
     }
@@ -837,8 +859,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         self.index.find(hash, same).copied()
     }
 
-    fn lane_for(&mut self, key: K, spec: impl FnOnce(&K) -> Spec) -> u32 {
-        let hash = self.hasher.hash_one(&key);
+    fn lane_for(&mut self, key: K, hash: u64, spec: impl FnOnce(&K) -> Spec) -> u32 {
         let same = |&index: &u32| self.lanes[index].hash == hash && self.lanes[index].key == key;
         if let Some(&index) = self.index.find(hash, same) {
             if self.lanes[index].stale {
