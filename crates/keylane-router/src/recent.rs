@@ -1,9 +1,10 @@
 //! The last few ids, oldest forgotten first.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 #[cfg(any(feature = "activemq", feature = "rabbitmq"))]
-use std::hash::{DefaultHasher, Hasher};
+use std::{hash::BuildHasher, sync::LazyLock};
 
+use crate::map::Map;
 use crate::message::BrokerId;
 
 /// How many are remembered.
@@ -13,14 +14,14 @@ const REMEMBERED: usize = 10_000;
 #[derive(Debug)]
 pub(crate) struct Recent<T = ()> {
     order: VecDeque<BrokerId>,
-    known: HashMap<BrokerId, T>,
+    known: Map<BrokerId, T>,
 }
 
 impl<T> Default for Recent<T> {
     fn default() -> Self {
         Self {
             order: VecDeque::new(),
-            known: HashMap::new(),
+            known: Map::default(),
         }
     }
 }
@@ -42,10 +43,10 @@ impl<T> Recent<T> {
     }
 }
 
-/// Tells bodies apart: two messages that have one id and differ are two messages.
+/// Tells bodies apart: two messages that have one id and differ are two messages. Seeded at random for
+/// each process.
 #[cfg(any(feature = "activemq", feature = "rabbitmq"))]
 pub(crate) fn fingerprint(body: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(body);
-    hasher.finish()
+    static HASH: LazyLock<foldhash::quality::RandomState> = LazyLock::new(Default::default);
+    HASH.hash_one(body)
 }

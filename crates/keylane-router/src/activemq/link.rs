@@ -1,7 +1,7 @@
 //! A link of ours: what came over it and was not handed out, how much may still come, and what it
 //! takes to settle. One task owns the client's end of it.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -24,8 +24,6 @@ use crate::message::{BrokerId, Key};
 use crate::recent::{Recent, fingerprint};
 use crate::source::{Bond, Room};
 
-/// How many ids of a link are remembered, to see whether publishers repeat them.
-const REMEMBERED: usize = 10_000;
 /// How large a message is taken to be before the first has come.
 const FIRST_GUESS: usize = 64 << 10;
 /// How long a link that is no longer needed may take to end.
@@ -350,13 +348,12 @@ async fn answer_pings(
     connection
 }
 
-/// Says good-bye, as far as anybody listens.
-async fn end(mut session: SessionHandle<()>, mut connection: ConnectionHandle<()>) {
-    let good_bye = async {
-        let _ = session.end().await;
-        let _ = connection.close().await;
-    };
-    let _ = tokio::time::timeout(ENDING, good_bye).await;
+/// Says good-bye, as far as anybody listens. The session ends with the connection: while one is ended
+/// by itself, the client asks again and again, without a pause, whether the broker has answered, which
+/// takes Artemis seconds after many messages.
+async fn end(session: SessionHandle<()>, mut connection: ConnectionHandle<()>) {
+    let _ = tokio::time::timeout(ENDING, connection.close()).await;
+    drop(session);
 }
 
 fn given_up() -> Failure {
@@ -382,8 +379,18 @@ pub(super) struct Naming {
     link: String,
     source: Arc<str>,
     own_ids: Arc<OwnIds>,
-    seen: HashSet<Arc<str>>,
-    order: VecDeque<Arc<str>>,
+    /// The link's number.
+    number: u64,
+}
+
+/// What a publisher's id says.
+enum Judged {
+    Good(BrokerId),
+    /// Another message has it.
+    Repeated(BrokerId),
+    Missing,
+    /// None is looked at.
+    Nothing,
 }
 
 /// Whether the ids of publishers are worth anything; the same over all links of a source.
@@ -391,8 +398,17 @@ pub(super) struct OwnIds(Mutex<Known>);
 
 struct Known {
     worth: Worth,
-    /// The bodies of those that came lately, over any link.
-    bodies: Recent<u64>,
+    /// What came lately, over any link.
+    recent: Recent<Seen>,
+    /// How many links there were.
+    links: u64,
+}
+
+/// How a message came last.
+struct Seen {
+    link: u64,
+    /// Of its body.
+    fingerprint: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -413,12 +429,16 @@ impl OwnIds {
                 Identified::MessageId => Worth::Good,
                 Identified::Nothing => Worth::Unwanted,
             },
-            bodies: Recent::default(),
+            recent: Recent::default(),
+            links: 0,
         }))
     }
 
-    fn worth(&self) -> Worth {
-        self.lock().worth
+    /// The number of a new link.
+    fn new_link(&self) -> u64 {
+        let mut known = self.lock();
+        known.links += 1;
+        known.links
     }
 
     /// Whether that is new.
@@ -426,12 +446,28 @@ impl OwnIds {
         std::mem::replace(&mut self.lock().worth, worth) != worth
     }
 
-    /// Whether this may be the message that came under this id before, if any did.
-    fn may_be(&self, id: &BrokerId, body: &[u8]) -> bool {
-        let (mut known, now) = (self.lock(), fingerprint(body));
-        let before = known.bodies.get(id).copied();
-        known.bodies.add(id.clone(), now);
-        before.is_none_or(|before| before == now)
+    /// What the id of a message is worth that came over this link with this body. The broker hands
+    /// nothing out twice over one link, and what it hands out again is the same: else it is another
+    /// message.
+    fn judge(&self, link: u64, own: Option<String>, body: &[u8]) -> Judged {
+        let mut known = self.lock();
+        if !matches!(known.worth, Worth::Good | Worth::Missing) {
+            return Judged::Nothing;
+        }
+        let Some(own) = own else {
+            return Judged::Missing;
+        };
+        let id = BrokerId::Text(own.into());
+        let seen = Seen {
+            link,
+            fingerprint: fingerprint(body),
+        };
+        let another = |before: &Seen| before.link == link || before.fingerprint != seen.fingerprint;
+        if known.recent.get(&id).is_some_and(another) {
+            return Judged::Repeated(id);
+        }
+        known.recent.add(id.clone(), seen);
+        Judged::Good(id)
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -444,64 +480,39 @@ impl Naming {
         Self {
             link: uuid::Uuid::now_v7().simple().to_string(),
             source,
+            number: own_ids.new_link(),
             own_ids,
-            seen: HashSet::new(),
-            order: VecDeque::new(),
         }
     }
 
     /// The id of the message that came as the `number`th.
     fn name(&mut self, own: Option<String>, number: u64, body: &[u8]) -> BrokerId {
-        let worth = self.own_ids.worth();
-        let own = own.filter(|_| matches!(worth, Worth::Good | Worth::Missing));
-        match own.map(Arc::<str>::from) {
-            Some(own)
-                if self.is_new(&own) && self.own_ids.may_be(&BrokerId::Text(own.clone()), body) =>
-            {
-                BrokerId::Text(own)
-            }
-            Some(own) => {
-                self.repeated(&own);
-                self.by_place(number)
-            }
-            None => {
-                self.missing(worth);
-                self.by_place(number)
-            }
+        match self.own_ids.judge(self.number, own, body) {
+            Judged::Good(id) => return id,
+            Judged::Repeated(id) => self.repeated(&id),
+            Judged::Missing => self.missing(),
+            Judged::Nothing => {}
         }
+        self.by_place(number)
     }
 
     fn by_place(&self, number: u64) -> BrokerId {
         BrokerId::Text(format!("{}/{number}", self.link).into())
     }
 
-    /// The broker hands nothing out twice over one link: the same id again is another message.
-    fn is_new(&mut self, own: &Arc<str>) -> bool {
-        if !self.seen.insert(own.clone()) {
-            return false;
-        }
-        self.order.push_back(own.clone());
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.seen.remove(&oldest);
-        }
-        true
-    }
-
-    fn repeated(&self, own: &str) {
+    fn repeated(&self, id: &BrokerId) {
         if self.own_ids.set(Worth::Repeated) {
             tracing::warn!(
                 source = &*self.source,
-                id = own,
+                %id,
                 "two messages have the same message-id; from now on none of this source is looked \
                  at, and what comes again after a cut may be called again (identity = \"none\")"
             );
         }
     }
 
-    fn missing(&self, worth: Worth) {
-        if worth == Worth::Good && self.own_ids.set(Worth::Missing) {
+    fn missing(&self) {
+        if self.own_ids.set(Worth::Missing) {
             tracing::warn!(
                 source = &*self.source,
                 "messages come without a message-id; should one come again after a cut, it may be \
@@ -514,6 +525,7 @@ impl Naming {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     fn naming() -> Naming {
         let own = Arc::new(OwnIds::new(Identified::MessageId));

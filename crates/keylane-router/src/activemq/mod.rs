@@ -39,7 +39,7 @@ const fn features(broker: Broker) -> Features {
         identity: true,
         ordered_return: true,
         lease: Some(std::time::Duration::from_secs(10)),
-        settles: 64,
+        settles: 256,
         keyless_serial: true,
         several: Several::KeyOwner,
         ..Features::none("activemq")
