@@ -1069,13 +1069,16 @@ where
         spawned: &mut Vec<Spawned>,
         ends: &mut Ends<W::After>,
     ) {
+        // Of a lane that runs alone.
+        if ended.len() == 1 {
+            let (ticket, ended) = ended.pop().expect("there is one");
+            self.report_one(state, ticket, ended, ends);
+        }
         let mut ended = ended.drain(..);
         while !ended.as_slice().is_empty() {
             // As with starts: what is far away is fetched together.
             let together = &ended.as_slice()[..BATCH.min(ended.len())];
-            if together.len() > 1 {
-                state.lanes.fetch(together.iter().map(|(ticket, _)| ticket));
-            }
+            state.lanes.fetch(together.iter().map(|(ticket, _)| ticket));
             for (ticket, ended) in ended.by_ref().take(BATCH) {
                 self.report_one(state, ticket, ended, ends);
             }
@@ -1164,13 +1167,12 @@ where
 
     /// What time it is, for starts.
     fn tick(&self, state: &mut State<K, W::Job>) -> Time {
-        let now = if state.lanes.needs_clock() {
-            self.now()
-        } else {
-            Time(0)
-        };
-        state.lanes.tick(now);
         state.rate_at = None;
+        if !state.lanes.needs_clock() {
+            return Time(0);
+        }
+        let now = self.now();
+        state.lanes.tick(now);
         now
     }
 
@@ -1492,7 +1494,6 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
     /// soon as its queue is taken.
     fn take_in(&mut self, inbox: &Mutex<Inbox<K, J>>, most: usize) {
         if self.taken.is_empty() {
-            self.give_memory_back();
             std::mem::swap(&mut self.taken, &mut lock(inbox).queue);
         }
         self.push_taken(most);
@@ -1510,9 +1511,17 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         while left > 0 {
             // As with starts and ends: what is far away is fetched together.
             let mut hashes = [0; TOGETHER];
-            let together = self.taken.iter().take(left).zip(&mut hashes);
-            let together = together.map(|((key, _), hash)| *hash = self.lanes.fetch_for(key));
-            let count = together.count();
+            let mut last: Option<(&K, u64)> = None;
+            let mut count = 0;
+            for ((key, _), hash) in self.taken.iter().take(left).zip(&mut hashes) {
+                *hash = match last {
+                    // A key that is hot comes several times in a row.
+                    Some((same, hash)) if same == key => hash,
+                    _ => self.lanes.fetch_for(key),
+                };
+                last = Some((key, *hash));
+                count += 1;
+            }
             for ((key, job), hash) in self.taken.drain(..count).zip(hashes) {
                 let pushed = self.lanes.push_hashed(key, hash, job, |_| Spec::default());
                 debug_assert!(
@@ -1522,11 +1531,7 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
             }
             left -= count;
         }
-    }
-
-    /// Of a queue that was long once.
-    fn give_memory_back(&mut self) {
-        if self.taken.capacity() > 4 * BATCH * BATCH {
+        if self.taken.is_empty() && self.taken.capacity() > 4 * BATCH * BATCH {
             self.taken = VecDeque::new();
         }
     }

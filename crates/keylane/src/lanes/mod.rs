@@ -579,8 +579,15 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     }
 
     /// Time goes on: holds that end by `now` end. [`Lanes::next`] does this by itself.
+    #[inline]
     pub fn tick(&mut self, now: Time) {
         self.now = self.now.max(now);
+        if !self.timers.is_empty() {
+            self.expire_due();
+        }
+    }
+
+    fn expire_due(&mut self) {
         while let Some(&(at, index)) = self.timers.first() {
             if at > self.now {
                 break;
