@@ -1,7 +1,8 @@
 //! The thin shell around [`Lanes`]: one lock, runners that take starts in batches, a timer.
 //!
-//! Who touches what: submitters put into `inbox`, a short lock of its own; runners empty it into
-//! `state`, where the lanes are, report what ended, and take the next batch, all under one lock.
+//! Who touches what: submitters put into `inbox`, a short lock of its own; runners take that into
+//! `state`, where the lanes are, some at a time, report what ended, and take the next batch, all under
+//! one lock.
 //! A runner is a task that exists only while there is something to start; it polls each started
 //! run once, and what is not ready then becomes a task of its own.
 
