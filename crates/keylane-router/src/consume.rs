@@ -3,13 +3,11 @@
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
-use std::hash::BuildHasher;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
-use foldhash::quality::RandomState;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -263,8 +261,7 @@ struct IdHash(u64);
 
 impl IdHash {
     fn of(id: &str) -> Self {
-        static HASH: LazyLock<RandomState> = LazyLock::new(RandomState::default);
-        Self(HASH.hash_one(id))
+        Self(crate::map::hash_of(id))
     }
 }
 

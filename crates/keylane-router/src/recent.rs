@@ -1,8 +1,6 @@
 //! The last few ids, oldest forgotten first.
 
 use std::collections::VecDeque;
-#[cfg(any(feature = "activemq", feature = "rabbitmq"))]
-use std::{hash::BuildHasher, sync::LazyLock};
 
 use crate::map::Map;
 use crate::message::BrokerId;
@@ -43,10 +41,30 @@ impl<T> Recent<T> {
     }
 }
 
-/// Tells bodies apart: two messages that have one id and differ are two messages. Seeded at random for
-/// each process.
+/// How a message came last.
 #[cfg(any(feature = "activemq", feature = "rabbitmq"))]
-pub(crate) fn fingerprint(body: &[u8]) -> u64 {
-    static HASH: LazyLock<foldhash::quality::RandomState> = LazyLock::new(Default::default);
-    HASH.hash_one(body)
+#[derive(Debug)]
+pub(crate) struct Seen {
+    link: u64,
+    /// Stands for its body.
+    body: u64,
+}
+
+#[cfg(any(feature = "activemq", feature = "rabbitmq"))]
+impl Recent<Seen> {
+    /// A message of this id came over this link, with this body; `again` says that it may have come
+    /// before. `false` when the id is another's: nothing comes twice over one link, and what comes again
+    /// over the next is the same.
+    pub(crate) fn came(&mut self, id: &BrokerId, link: u64, body: &[u8], again: bool) -> bool {
+        let seen = Seen {
+            link,
+            body: crate::map::hash_of(body),
+        };
+        let same = |before: &Seen| again && before.link != link && before.body == seen.body;
+        if !self.get(id).is_none_or(same) {
+            return false;
+        }
+        self.add(id.clone(), seen);
+        true
+    }
 }

@@ -31,6 +31,21 @@ mod imp {
             self.0.enter()
         }
     }
+
+    /// A number below `places` that is this thread's, and few others'.
+    pub(crate) fn place_of_thread(places: usize) -> usize {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        thread_local!(static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed));
+        // While a thread ends, anybody's will do.
+        NUMBER.try_with(|number| number % places).unwrap_or(0)
+    }
+
+    /// What depends on the clock elsewhere is explored in both ways under shuttle.
+    pub(crate) fn now_and_then() -> bool {
+        false
+    }
 }
 
 #[cfg(keylane_shuttle)]
@@ -68,6 +83,15 @@ mod imp {
         }
     }
 
+    /// Threads are shuttle's tasks.
+    pub(crate) fn place_of_thread(places: usize) -> usize {
+        usize::from(shuttle::current::me()) % places
+    }
+
+    pub(crate) fn now_and_then() -> bool {
+        shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5)
+    }
+
     /// There is no clock: no time at all is over at once, any other never is.
     pub(crate) async fn timeout<F: Future>(time: Duration, future: F) -> Result<F::Output, ()> {
         let mut future = std::pin::pin!(future);
@@ -81,30 +105,6 @@ mod imp {
 }
 
 pub(crate) use imp::*;
-
-/// A number below `places` that is this thread's, and few others'.
-#[cfg(not(keylane_shuttle))]
-pub(crate) fn place_of_thread(places: usize) -> usize {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed));
-    // While a thread ends, anybody's will do.
-    NUMBER.try_with(|number| number % places).unwrap_or(0)
-}
-
-/// For what depends on the clock otherwise, and is to be explored in both ways.
-pub(crate) fn now_and_then() -> bool {
-    #[cfg(keylane_shuttle)]
-    return shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5);
-    #[cfg(not(keylane_shuttle))]
-    false
-}
-
-#[cfg(keylane_shuttle)]
-pub(crate) fn place_of_thread(places: usize) -> usize {
-    usize::from(shuttle::current::me()) % places
-}
 
 /// Lets other tasks run, and other workers find this one.
 pub(crate) async fn move_over() {

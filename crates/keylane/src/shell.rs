@@ -41,7 +41,7 @@ const TURN: std::time::Duration = std::time::Duration::from_micros(500);
 const FLUSHES: usize = if cfg!(keylane_shuttle) { 2 } else { 256 };
 
 /// How many threads leave ends without meeting each other.
-const PLACES: usize = if cfg!(keylane_shuttle) { 1 } else { 8 };
+const PLACES: usize = if cfg!(keylane_shuttle) { 2 } else { 8 };
 
 /// What is to be done with what a flush took, and what of it stays in its place.
 pub(crate) type Flushing<J> = Pin<Box<dyn Future<Output = Vec<(u64, J)>> + Send>>;
@@ -1070,16 +1070,13 @@ where
         spawned: &mut Vec<Spawned>,
         ends: &mut Ends<W::After>,
     ) {
-        // Of a lane that runs alone.
-        if ended.len() == 1 {
-            let (ticket, ended) = ended.pop().expect("there is one");
-            self.report_one(state, ticket, ended, ends);
-        }
         let mut ended = ended.drain(..);
         while !ended.as_slice().is_empty() {
             // As with starts: what is far away is fetched together.
             let together = &ended.as_slice()[..BATCH.min(ended.len())];
-            state.lanes.fetch(together.iter().map(|(ticket, _)| ticket));
+            if together.len() > 1 {
+                state.lanes.fetch(together.iter().map(|(ticket, _)| ticket));
+            }
             for (ticket, ended) in ended.by_ref().take(BATCH) {
                 self.report_one(state, ticket, ended, ends);
             }
@@ -1659,4 +1656,16 @@ fn tell(idle: Vec<oneshot::Sender<()>>) {
 
 fn must_be_direct(limits: &Limits) -> bool {
     limits.queue != usize::MAX || limits.lane.queue != usize::MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::{Lane, Tasks};
+
+    #[test]
+    fn what_every_run_under_way_has_is_small() {
+        let bytes = size_of::<Driven<Lane<Arc<str>>, Tasks<Arc<str>>>>();
+        assert!(bytes <= 64, "{bytes} bytes");
+    }
 }

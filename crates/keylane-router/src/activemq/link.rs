@@ -21,7 +21,7 @@ use super::connect::{Connected, Failure, described};
 use super::message::Content;
 use super::options::Identified;
 use crate::message::{BrokerId, Key};
-use crate::recent::{Recent, fingerprint};
+use crate::recent::{Recent, Seen};
 use crate::source::{Bond, Room};
 
 /// How large a message is taken to be before the first has come.
@@ -404,13 +404,6 @@ struct Known {
     links: u64,
 }
 
-/// How a message came last.
-struct Seen {
-    link: u64,
-    /// Of its body.
-    fingerprint: u64,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Worth {
     Good,
@@ -446,9 +439,7 @@ impl OwnIds {
         std::mem::replace(&mut self.lock().worth, worth) != worth
     }
 
-    /// What the id of a message is worth that came over this link with this body. The broker hands
-    /// nothing out twice over one link, and what it hands out again is the same: else it is another
-    /// message.
+    /// What the id of a message is worth that came over this link with this body.
     fn judge(&self, link: u64, own: Option<String>, body: &[u8]) -> Judged {
         let mut known = self.lock();
         if !matches!(known.worth, Worth::Good | Worth::Missing) {
@@ -458,16 +449,11 @@ impl OwnIds {
             return Judged::Missing;
         };
         let id = BrokerId::Text(own.into());
-        let seen = Seen {
-            link,
-            fingerprint: fingerprint(body),
-        };
-        let another = |before: &Seen| before.link == link || before.fingerprint != seen.fingerprint;
-        if known.recent.get(&id).is_some_and(another) {
-            return Judged::Repeated(id);
+        // The broker does not say whether it handed this out before.
+        match known.recent.came(&id, link, body, true) {
+            true => Judged::Good(id),
+            false => Judged::Repeated(id),
         }
-        known.recent.add(id.clone(), seen);
-        Judged::Good(id)
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {

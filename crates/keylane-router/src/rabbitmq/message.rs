@@ -7,7 +7,7 @@ use lapin::types::AMQPValue;
 
 use super::options::{IdentityFrom, Options};
 use crate::message::{BrokerId, Key};
-use crate::recent::{Recent, fingerprint};
+use crate::recent::{Recent, Seen};
 
 /// The ordering key: of the first header that has one, else the routing key if that was asked for.
 pub(super) fn key(options: &Options, delivery: &Delivery) -> Option<Key> {
@@ -84,13 +84,6 @@ pub(super) struct Names {
     warned: bool,
 }
 
-/// How a message was handed out last.
-struct Seen {
-    link: u64,
-    /// Of its body.
-    fingerprint: u64,
-}
-
 /// Which delivery it was.
 #[derive(Clone, Copy)]
 pub(super) struct Which {
@@ -129,16 +122,8 @@ impl Names {
             return BrokerId::Text(self.own_name(id.as_str(), which));
         }
         let named = BrokerId::Text(id.as_str().into());
-        let seen = Seen {
-            link: which.link,
-            fingerprint: fingerprint(&delivery.data),
-        };
-        let another = |before: &Seen| {
-            !delivery.redelivered
-                || before.link == seen.link
-                || before.fingerprint != seen.fingerprint
-        };
-        if self.recent.get(&named).is_some_and(another) {
+        let (data, again) = (&delivery.data, delivery.redelivered);
+        if !self.recent.came(&named, which.link, data, again) {
             self.repeated = true;
             tracing::warn!(
                 source,
@@ -147,7 +132,6 @@ impl Names {
             );
             return BrokerId::Text(self.own_name(id.as_str(), which));
         }
-        self.recent.add(named.clone(), seen);
         named
     }
 

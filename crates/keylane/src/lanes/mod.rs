@@ -447,7 +447,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         job: J,
         spec: impl FnOnce(&K) -> Spec,
     ) -> Result<ItemId, Full<J>> {
-        let index = self.lane_for(key, hash, spec);
+        let index = self.lane_hashed(key, hash, spec);
         match self.room(index) {
             Ok(()) => Ok(self.append(index, job)),
             Err(limit) => {
@@ -461,8 +461,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     /// there was. If not, [`Lanes::take_admitted`] names the item once there is, and until then
     /// further pushes of that key are refused. It keeps its place either way.
     pub fn push_over(&mut self, key: K, job: J, spec: impl FnOnce(&K) -> Spec) -> (ItemId, bool) {
-        let hash = self.hasher.hash_one(&key);
-        let index = self.lane_for(key, hash, spec);
+        let index = self.lane_for(key, spec);
         let admitted = self.room(index).is_ok();
         if !admitted {
             let seq = self.next_seq;
@@ -617,8 +616,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
 
     /// Nothing of this key starts until [`Lanes::resume`]. Works for keys that have no lane yet.
     pub fn pause(&mut self, key: K, spec: impl FnOnce(&K) -> Spec) {
-        let hash = self.hasher.hash_one(&key);
-        let index = self.lane_for(key, hash, spec);
+        let index = self.lane_for(key, spec);
         self.lanes[index].paused = true;
         self.refresh_all(index);
     }
@@ -866,7 +864,12 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         self.index.find(hash, same).copied()
     }
 
-    fn lane_for(&mut self, key: K, hash: u64, spec: impl FnOnce(&K) -> Spec) -> u32 {
+    fn lane_for(&mut self, key: K, spec: impl FnOnce(&K) -> Spec) -> u32 {
+        let hash = self.hasher.hash_one(&key);
+        self.lane_hashed(key, hash, spec)
+    }
+
+    fn lane_hashed(&mut self, key: K, hash: u64, spec: impl FnOnce(&K) -> Spec) -> u32 {
         let same = |&index: &u32| self.lanes[index].hash == hash && self.lanes[index].key == key;
         if let Some(&index) = self.index.find(hash, same) {
             if self.lanes[index].stale {

@@ -314,6 +314,27 @@ fn a_stop_that_meets_starts_and_ends_loses_no_permit_and_no_runner() {
     });
 }
 
+/// They end only by being stopped, wherever on their way that finds them.
+#[test]
+fn a_stop_that_meets_the_starts_of_tasks_without_end_loses_no_permit() {
+    explore(|| async {
+        let executor = Executor::builder().build().unwrap();
+        let keys = [0, 1, 2];
+        let handles = keys.map(|key| executor.submit(key, std::future::pending::<()>()));
+        let stopping = executor.clone();
+        let stops = spawn(async move {
+            for key in keys {
+                stopping.shutdown_key(&key, Mode::Now);
+            }
+        });
+        stops.await.unwrap();
+        for handle in handles {
+            assert!(matches!(handle.await.status, Status::Cancelled(_)));
+        }
+        assert_nothing_left(&executor);
+    });
+}
+
 #[test]
 fn a_dropped_executor_leaves_every_task_with_a_result() {
     explore(|| async {
