@@ -523,7 +523,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
             return;
         };
         let (cell, place) = (handle.cell.clone(), handle.place);
-        let timer = self.owner.spawner.spawn(async move {
+        let timer = self.owner.spawner.spawn_abortable(async move {
             tokio::time::sleep(deadline).await;
             if !place.is_some_and(|place| cell.cancel_at(place, Why::Deadline)) {
                 cell.ask_to_stop(Why::Deadline);

@@ -392,8 +392,9 @@ where
 
     fn fetch(&self, _: &J) {}
 
-    fn abortable(&self, _: &J) -> bool {
-        true
+    fn stoppable(&self, _: &J) -> bool {
+        // Nobody asks it to: what runs is seen to its end, or goes with the runtime.
+        false
     }
 
     fn stops_by_itself(&self, _: &RunJob<J>, _: Stop) -> bool {

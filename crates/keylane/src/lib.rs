@@ -98,6 +98,7 @@ mod rules;
 mod run_all;
 mod shell;
 mod stats;
+mod stops;
 mod task;
 mod tasks;
 

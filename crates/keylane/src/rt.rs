@@ -18,7 +18,15 @@ mod imp {
     pub(crate) struct Spawner(pub(crate) tokio::runtime::Handle);
 
     impl Spawner {
-        pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+            drop(self.0.spawn(task));
+        }
+
+        /// As [`Self::spawn`], for a task that may have to be stopped.
+        pub(crate) fn spawn_abortable(
+            &self,
+            task: impl Future<Output = ()> + Send + 'static,
+        ) -> AbortHandle {
             self.0.spawn(task).abort_handle()
         }
 
@@ -66,7 +74,14 @@ mod imp {
     pub(crate) struct Inside;
 
     impl Spawner {
-        pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+            self.spawn_abortable(task);
+        }
+
+        pub(crate) fn spawn_abortable(
+            &self,
+            task: impl Future<Output = ()> + Send + 'static,
+        ) -> AbortHandle {
             let handle = shuttle::future::spawn(task);
             let abort = handle.abort_handle();
             // Never detached: an execution lasts until every task has ended, or is a deadlock.

@@ -21,13 +21,13 @@ use crate::lanes::{
     FlushId, Flushed, Hold, ItemId, LaneLimits, Lanes, Limits, Next, Spec, Ticket, Time,
 };
 use crate::permits::{Kick, Permits};
-use crate::rt::{AbortHandle, AtomicBool, Mutex, MutexGuard, Spawner, contain, lock, try_lock};
+use crate::rt::{AtomicBool, Mutex, MutexGuard, Spawner, contain, lock, try_lock};
+use crate::stops::Stops;
 
 /// The most starts that are taken under one lock, and before a runner lets others run.
 const BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 64 };
-/// The most submits that a runner takes in before it takes starts: more than those, so that the rest
-/// does not wait for ever, and not so many that nothing runs meanwhile.
-const INTAKE: usize = if cfg!(keylane_shuttle) { 1 } else { 2 * BATCH };
+/// As [`BATCH`], where others poll what is started: they are to find enough of it.
+const LARGE_BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 4 * BATCH };
 /// How many submits are looked up before the first of them goes into its lane.
 const TOGETHER: usize = 16;
 /// How long a batch should keep its runner busy, in nanoseconds.
@@ -39,6 +39,9 @@ const TURN: std::time::Duration = std::time::Duration::from_micros(500);
 /// The most lanes of one flush that are dealt with at a time: a drain flushes them all, and each
 /// takes a task.
 const FLUSHES: usize = if cfg!(keylane_shuttle) { 2 } else { 256 };
+
+/// The most ends whose memory is kept when they are reported.
+const MOST_KEPT: usize = BATCH * BATCH;
 
 /// How many threads leave ends without meeting each other.
 const PLACES: usize = if cfg!(keylane_shuttle) { 2 } else { 8 };
@@ -75,8 +78,8 @@ pub(crate) trait Work<K>:
     fn start(&self, job: Self::Job, slot: usize) -> Self::Run;
     /// Looks at what starting the job will need, so that it is near when that comes.
     fn fetch(&self, job: &Self::Job);
-    /// Whether dropping the job's run really stops it.
-    fn abortable(&self, job: &Self::Job) -> bool;
+    /// Whether the job's run may be asked to stop, because dropping it does that.
+    fn stoppable(&self, job: &Self::Job) -> bool;
     /// Asks a run to stop that cannot be cut off at this moment, because somebody else is in the
     /// middle of it; `false` when nobody is.
     fn stops_by_itself(&self, run: &Self::Run, stop: Stop) -> bool;
@@ -144,8 +147,6 @@ struct State<K, J> {
     lanes: Lanes<K, J>,
     /// Taken from the inbox, and before everything there; not yet in the lanes.
     taken: VecDeque<(K, J)>,
-    /// How to stop what runs, by slot.
-    aborts: Vec<Option<(u64, Abort)>>,
     /// Waiting for a key, or for everything, to be idle.
     idle_of: HashMap<K, Vec<oneshot::Sender<()>>>,
     idle_all: Vec<oneshot::Sender<()>>,
@@ -164,12 +165,6 @@ struct State<K, J> {
     rate_at: Option<Time>,
 }
 
-enum Abort {
-    /// It is being stopped, or will be as soon as it has a handle.
-    Asked(Stop),
-    Handle(AbortHandle),
-}
-
 /// What is to be done once the lock is free.
 struct Out<K, J> {
     flushes: Vec<Flushed<K, J>>,
@@ -185,12 +180,9 @@ enum TimerOut {
     Earlier,
 }
 
-/// A run that is to become a task of its own, to be stopped by its handle.
-type Spawned = (usize, u64, AbortHandle);
-
 /// Has its cache lines for itself: what submitters write is not on a line that runners read.
 #[repr(align(128))]
-struct Apart<T>(T);
+pub(crate) struct Apart<T>(pub(crate) T);
 
 pub(crate) struct Shell<K, W: Types> {
     pub(crate) work: Arc<W>,
@@ -198,7 +190,10 @@ pub(crate) struct Shell<K, W: Types> {
     /// Runs that ended as tasks of their own, to be reported by the next runner that looks. Threads
     /// have their own places for that, as far as there are enough.
     ends: [Apart<Mutex<Vec<EndedRun<W>>>>; PLACES],
+    /// Empty, to be filled with ends. Locked inside `state`.
+    spare: Mutex<Vec<EndedRun<W>>>,
     state: Apart<Mutex<State<K, W::Job>>>,
+    stops: Stops,
     spawner: Spawner,
     workers: usize,
     epoch: Instant,
@@ -268,10 +263,10 @@ where
                 again: false,
             })),
             ends: std::array::from_fn(|_| Apart(Mutex::new(Vec::new()))),
+            spare: Mutex::new(Vec::new()),
             state: Apart(Mutex::new(State {
                 lanes: Lanes::new(limits),
                 taken: VecDeque::new(),
-                aborts: Vec::new(),
                 idle_of: HashMap::new(),
                 idle_all: Vec::new(),
                 room: HashMap::new(),
@@ -282,6 +277,7 @@ where
                 timer_task: false,
                 rate_at: None,
             })),
+            stops: Stops::new(),
             work: Arc::new(work),
             spawner,
             workers,
@@ -449,20 +445,18 @@ where
 
     /// Stops what runs of this key.
     pub(crate) fn abort(&self, key: &K) {
-        let running = self.with(|state, _| {
-            let running = state.lanes.running_of(key);
-            state.take_aborts(running, Stop::Key)
-        });
-        running.iter().for_each(AbortHandle::abort);
+        self.stop_running(|lanes| lanes.running_of(key), Stop::Key);
     }
 
     /// Stops everything that runs.
     pub(crate) fn abort_all(&self) {
-        let running = self.with(|state, _| {
-            let running = state.lanes.all_running();
-            state.take_aborts(running, Stop::All)
-        });
-        running.iter().for_each(AbortHandle::abort);
+        self.stop_running(|lanes| lanes.all_running(), Stop::All);
+    }
+
+    fn stop_running(&self, which: impl FnOnce(&Lanes<K, W::Job>) -> Vec<(usize, u64)>, stop: Stop) {
+        // Under the lock of the lanes: what is said of a run comes before its end is reported.
+        let running = self.with(|state, _| self.stops.ask(which(&state.lanes), stop));
+        running.into_iter().for_each(Waker::wake);
     }
 
     /// No submit is taken any more; `false` when that was so already.
@@ -754,8 +748,25 @@ where
             // What is explored must not depend on the clock.
             return BATCH;
         }
+        let most = if self.are_pending() {
+            LARGE_BATCH
+        } else {
+            BATCH
+        };
         let nanos = self.poll_nanos.load(Ordering::Relaxed).max(1);
-        ((BATCH_NANOS / nanos) as usize).clamp(1, BATCH)
+        ((BATCH_NANOS / nanos) as usize).clamp(1, most)
+    }
+
+    /// The most submits that a runner takes in before it takes starts: not fewer than those, so that
+    /// the rest does not wait for ever, and not so many that nothing runs meanwhile.
+    fn intake(&self) -> usize {
+        if cfg!(keylane_shuttle) {
+            1
+        } else if self.are_pending() {
+            LARGE_BATCH
+        } else {
+            2 * BATCH
+        }
     }
 
     /// Whether the runs of late were not ready at their first poll.
@@ -810,7 +821,8 @@ where
 {
     shell: Arc<Shell<K, W>>,
     ended: Vec<EndedRun<W>>,
-    spawned: Vec<Spawned>,
+    /// There are new tasks since the last batch.
+    spawned: bool,
     batch: Vec<(Ticket, W::Job)>,
     /// Reported, and their results not yet seen.
     ends: Ends<W::After>,
@@ -818,6 +830,8 @@ where
     one_by_one: bool,
     /// Not everything that was submitted is in the lanes.
     untaken: bool,
+    /// Somebody else had the lock when this was last tried.
+    waited: bool,
     /// Results were let be seen since others could run.
     published: bool,
     retired: bool,
@@ -832,11 +846,12 @@ where
         Self {
             shell,
             ended: Vec::new(),
-            spawned: Vec::new(),
+            spawned: false,
             batch: Vec::new(),
             ends: Ends::default(),
             one_by_one: false,
             untaken: false,
+            waited: false,
             published: false,
             retired: false,
         }
@@ -846,7 +861,10 @@ where
     async fn run(mut self) {
         let mut began = std::time::Instant::now();
         while !self.retired {
-            let helped = self.turn();
+            let Some(helped) = self.turn() else {
+                crate::rt::yield_now().await;
+                continue;
+            };
             if self.batch.is_empty() && !self.untaken {
                 self.retired = self.shell.retire();
                 continue;
@@ -875,15 +893,32 @@ where
         }
     }
 
-    /// One lock: report what ended, take in what was submitted, take the next batch.
-    fn turn(&mut self) -> bool {
+    /// One lock: report what ended, take in what was submitted, take the next batch. Answers whether
+    /// another runner was called; nothing where somebody else has the lock, and this worker may have
+    /// better to do than to wait for it.
+    fn turn(&mut self) -> Option<bool> {
         let shell = self.shell.clone();
-        let mut state = lock(&shell.state.0);
-        state.take_in(&shell.inbox.0, INTAKE);
+        let mut state = match std::mem::take(&mut self.waited) {
+            true => lock(&shell.state.0),
+            false => match try_lock(&shell.state.0) {
+                Some(state) => state,
+                None => {
+                    self.waited = true;
+                    return None;
+                }
+            },
+        };
+        if self.ended.capacity() == 0 {
+            self.ended = std::mem::take(&mut lock(&shell.spare));
+        }
+        state.take_in(&shell.inbox.0, shell.intake());
         shell.take_ends(&mut self.ended);
         let ends = &mut self.ends;
-        shell.report(&mut state, &mut self.ended, &mut self.spawned, ends);
+        shell.report(&mut state, &mut self.ended, ends);
         let full = shell.fill(&mut state, &mut self.batch, shell.batch());
+        if self.batch.is_empty() && self.ended.capacity() <= MOST_KEPT {
+            *lock(&shell.spare) = std::mem::take(&mut self.ended);
+        }
         self.untaken = !state.taken.is_empty();
         self.one_by_one = shell.is_one_by_one(&state);
         let mut out = shell.finish(&mut state);
@@ -893,7 +928,7 @@ where
         shell.publish(ends);
         let helped = more && shell.another_runner();
         shell.deliver(out);
-        helped
+        Some(helped)
     }
 
     /// Starts a batch, and what that makes way for as long as the batch would have been larger.
@@ -911,7 +946,7 @@ where
         if count > 0 {
             self.shell.note_polls(count, now.duration_since(before));
         }
-        (now, !self.spawned.is_empty())
+        (now, std::mem::take(&mut self.spawned))
     }
 
     /// Takes what may start now that some have ended, as much of it as one lane gives. What else
@@ -924,7 +959,7 @@ where
         let mut state = lock(&shell.state.0);
         if state.lanes.waiting() > 0 {
             let ends = &mut self.ends;
-            shell.report(&mut state, &mut self.ended, &mut self.spawned, ends);
+            shell.report(&mut state, &mut self.ended, ends);
             shell.fill(&mut state, &mut self.batch, most);
             self.one_by_one = shell.is_one_by_one(&state);
         }
@@ -946,7 +981,7 @@ where
         let polls = !(self.one_by_one && shell.are_pending());
         let mut pending = 0;
         for (ticket, job) in self.batch.drain(..) {
-            let abortable = shell.work.abortable(&job);
+            let stoppable = shell.work.stoppable(&job);
             let mut run = shell.work.start(job, ticket.slot());
             if polls
                 && let Poll::Ready(ended) = Pin::new(&mut run).poll(&mut Context::from_waker(waker))
@@ -955,13 +990,10 @@ where
                 continue;
             }
             pending += 1;
-            let (slot, seq) = (ticket.slot(), ticket.sequence());
-            let driven = Driven::new(shell.clone(), run, ticket);
-            let handle = shell.spawner.spawn(driven);
-            if abortable {
-                self.spawned.push((slot, seq, handle));
-            }
+            let driven = Driven::new(shell.clone(), run, ticket, stoppable);
+            shell.spawner.spawn(driven);
         }
+        self.spawned |= pending > 0;
         match self.ended.is_empty() {
             true => shell.note_pending(pending),
             false => shell.note_ready(),
@@ -976,9 +1008,8 @@ where
 {
     fn drop(&mut self) {
         if !self.retired {
-            let (ended, spawned) = (&mut self.ended, &mut self.spawned);
-            self.shell
-                .take_over(ended, spawned, &mut self.batch, &mut self.ends);
+            let (ended, batch) = (&mut self.ended, &mut self.batch);
+            self.shell.take_over(ended, batch, &mut self.ends);
         }
     }
 }
@@ -1056,33 +1087,35 @@ where
         for place in &self.ends {
             let mut left = lock(&place.0);
             ended.append(&mut left);
-            if left.capacity() > BATCH * BATCH {
+            if left.capacity() > MOST_KEPT {
                 *left = Vec::new();
             }
         }
     }
 
-    /// Tells the lanes what ended and notes how to stop what was started.
+    /// Tells the lanes what ended.
     fn report(
         &self,
         state: &mut State<K, W::Job>,
         ended: &mut Vec<EndedRun<W>>,
-        spawned: &mut Vec<Spawned>,
         ends: &mut Ends<W::After>,
     ) {
+        // What was not ready at once has been away for a while.
+        let far = self.are_pending();
         let mut ended = ended.drain(..);
         while !ended.as_slice().is_empty() {
             // As with starts: what is far away is fetched together.
             let together = &ended.as_slice()[..BATCH.min(ended.len())];
             if together.len() > 1 {
-                state.lanes.fetch(together.iter().map(|(ticket, _)| ticket));
+                let tickets = together.iter().map(|(ticket, _)| ticket);
+                state.lanes.fetch(tickets.clone());
+                if far {
+                    state.lanes.fetch_for_retiring(tickets);
+                }
             }
             for (ticket, ended) in ended.by_ref().take(BATCH) {
                 self.report_one(state, ticket, ended, ends);
             }
-        }
-        for spawned in spawned.drain(..) {
-            state.note_abort(spawned);
         }
     }
 
@@ -1094,7 +1127,7 @@ where
         ends: &mut Ends<W::After>,
     ) {
         ends.freed += 1;
-        state.forget_abort(&ticket);
+        self.stops.forget_asked(&ticket);
         match ended {
             Ended::Done(None) => state.lanes.done(ticket),
             Ended::Done(Some(after)) => {
@@ -1257,25 +1290,15 @@ where
             true => try_lock(&self.state.0),
             false => None,
         };
-        let locked = locked.and_then(|mut state| {
-            // Without it, this task is being stopped, or cannot be stopped yet.
-            let handle = state.take_handle(&ended.0)?;
-            Some((state, handle))
-        });
-        let Some((mut state, handle)) = locked else {
+        let Some(mut state) = locked else {
             self.leave_end(ended);
             return None;
         };
-        state.take_in(&self.inbox.0, INTAKE);
+        state.take_in(&self.inbox.0, self.intake());
         let mut ends = Ends::default();
         self.report_one(&mut state, ended.0, ended.1, &mut ends);
         let now = self.tick(&mut state);
         let next = self.next(&mut state, now);
-        if let Some((ticket, job)) = &next
-            && self.work.abortable(job)
-        {
-            state.note_abort((ticket.slot(), ticket.sequence(), handle));
-        }
         let out = self.finish(&mut state);
         drop(state);
         self.publish(&mut ends);
@@ -1307,8 +1330,7 @@ where
     }
 }
 
-/// A run under way. Dropped before its end (stopped, if need be before it was polled as a task of
-/// its own, or the runtime goes), it frees its permit.
+/// A run under way. Dropped before its end, because the runtime goes, it frees its permit.
 struct Driven<K, W>
 where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
@@ -1316,8 +1338,12 @@ where
 {
     shell: Arc<Shell<K, W>>,
     run: Option<(W::Run, Ticket)>,
-    /// It was stopped and is only seen to its end: dropped once more, the runtime goes.
+    /// It may be asked to stop.
+    stoppable: bool,
+    /// It was asked to, and is seen to its end because somebody else is in the middle of it.
     stopping: bool,
+    /// It can be woken to be told so.
+    registered: bool,
     /// The run was polled and is not ready.
     pending: bool,
     /// How many runs it went on with.
@@ -1329,11 +1355,13 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    fn new(shell: Arc<Shell<K, W>>, run: W::Run, ticket: Ticket) -> Self {
+    fn new(shell: Arc<Shell<K, W>>, run: W::Run, ticket: Ticket, stoppable: bool) -> Self {
         Self {
             shell,
             run: Some((run, ticket)),
+            stoppable,
             stopping: false,
+            registered: false,
             pending: false,
             starts: 0,
         }
@@ -1344,10 +1372,56 @@ where
         match Pin::new(run).poll(cx) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(ended) => {
-                let (_, ticket) = self.run.take().expect("it was there just now");
+                let ticket = self.take_run().1;
                 Poll::Ready((ticket, ended))
             }
         }
+    }
+
+    /// The run is over, or is to be.
+    fn take_run(&mut self) -> (W::Run, Ticket) {
+        let (run, ticket) = self.run.take().expect("it is not over yet");
+        if std::mem::take(&mut self.registered) {
+            self.shell.stops.forget(&ticket);
+        }
+        (run, ticket)
+    }
+
+    /// How the run is to stop, if it is.
+    fn is_to_stop(&self) -> Option<Stop> {
+        let (_, ticket) = self.run.as_ref()?;
+        let may = self.stoppable && !self.stopping;
+        may.then(|| self.shell.stops.asked(ticket)).flatten()
+    }
+
+    /// The run goes on: whoever wants to stop it has to wake it. Answers how it is to stop, if that
+    /// was asked for meanwhile.
+    fn register(&mut self, cx: &Context<'_>) -> Option<Stop> {
+        if !self.stoppable || self.registered || self.stopping {
+            return None;
+        }
+        let (_, ticket) = self.run.as_ref()?;
+        let stop = self.shell.stops.register(ticket, cx.waker());
+        self.registered = stop.is_none();
+        stop
+    }
+
+    /// Cuts the run off, unless somebody else is in the middle of it: its permit is free when that is
+    /// over. `true` when it is over now.
+    fn stop(&mut self, stop: Stop) -> bool {
+        let (run, _) = self.run.as_ref().expect("it is not over yet");
+        self.stopping = self.shell.work.stops_by_itself(run, stop);
+        if self.stopping {
+            return false;
+        }
+        self.abandon(stop);
+        true
+    }
+
+    fn abandon(&mut self, stop: Stop) {
+        let (run, ticket) = self.take_run();
+        let after = self.shell.work.abandon(run, stop);
+        self.shell.end_one((ticket, Ended::Done(after)));
     }
 }
 
@@ -1362,9 +1436,19 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
+        let mut stop = this.is_to_stop();
         loop {
+            if let Some(stop) = stop.take()
+                && this.stop(stop)
+            {
+                return Poll::Ready(());
+            }
             let Poll::Ready(ended) = this.poll_run(cx) else {
                 this.pending = true;
+                stop = this.register(cx);
+                if stop.is_some() {
+                    continue;
+                }
                 return Poll::Pending;
             };
             if !std::mem::take(&mut this.pending) {
@@ -1373,8 +1457,11 @@ where
             let Some((ticket, job)) = this.shell.end_and_go_on(ended) else {
                 return Poll::Ready(());
             };
+            this.stoppable = this.shell.work.stoppable(&job);
+            this.stopping = false;
             let run = this.shell.work.start(job, ticket.slot());
             this.run = Some((run, ticket));
+            stop = this.is_to_stop();
             this.starts = this.starts.wrapping_add(1);
             if (this.starts as usize).is_multiple_of(BATCH) {
                 // Others may run first.
@@ -1391,16 +1478,12 @@ where
     W: Work<K>,
 {
     fn drop(&mut self) {
-        let Some((run, ticket)) = self.run.take() else {
-            return;
-        };
-        let stop = lock(&self.shell.state.0).stop_of(&ticket);
-        if !self.stopping && self.shell.work.stops_by_itself(&run, stop) {
-            self.shell.see_to_its_end(run, ticket);
-            return;
+        // The runtime goes.
+        if self.run.is_some() {
+            self.stopping = false;
+            let stop = self.is_to_stop().unwrap_or(Stop::All);
+            self.abandon(stop);
         }
-        let after = self.shell.work.abandon(run, stop);
-        self.shell.end_one((ticket, Ended::Done(after)));
     }
 }
 
@@ -1409,17 +1492,6 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    /// A run was stopped that somebody else is in the middle of: its permit is free when that is
-    /// over.
-    fn see_to_its_end(&self, run: W::Run, ticket: Ticket) {
-        let Some(shell) = self.me.upgrade() else {
-            return;
-        };
-        let mut driven = Driven::new(shell, run, ticket);
-        driven.stopping = true;
-        self.spawner.spawn(driven);
-    }
-
     /// Reports one end and leaves the rest to the runners.
     fn end_one(&self, ended: EndedRun<W>) {
         let mut state = lock(&self.state.0);
@@ -1436,7 +1508,6 @@ where
     fn take_over(
         &self,
         ended: &mut Vec<EndedRun<W>>,
-        spawned: &mut Vec<Spawned>,
         batch: &mut Vec<(Ticket, W::Job)>,
         ends: &mut Ends<W::After>,
     ) {
@@ -1448,7 +1519,7 @@ where
         self.take_ends(ended);
         lock(&self.inbox.0).runners -= 1;
         let mut state = lock(&self.state.0);
-        self.report(&mut state, ended, spawned, ends);
+        self.report(&mut state, ended, ends);
         let out = self.finish(&mut state);
         drop(state);
         self.publish(ends);
@@ -1577,66 +1648,6 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         }
         self.timer = None;
         TimerOut::Earlier
-    }
-
-    fn note_abort(&mut self, (slot, seq, handle): Spawned) {
-        if !self.lanes.is_running(slot, seq) {
-            return;
-        }
-        let entry = self.abort_entry(slot);
-        if matches!(entry, Some((asked, Abort::Asked(_))) if *asked == seq) {
-            handle.abort();
-        } else {
-            *entry = Some((seq, Abort::Handle(handle)));
-        }
-    }
-
-    /// How to stop this run, unless that was asked for or is not known yet.
-    fn take_handle(&mut self, ticket: &Ticket) -> Option<AbortHandle> {
-        let entry = self.aborts.get_mut(ticket.slot())?;
-        let (_, Abort::Handle(handle)) = entry.take_if(|(seq, abort)| {
-            *seq == ticket.sequence() && matches!(abort, Abort::Handle(_))
-        })?
-        else {
-            unreachable!("it was a handle just now");
-        };
-        Some(handle)
-    }
-
-    fn forget_abort(&mut self, ticket: &Ticket) {
-        if let Some(entry) = self.aborts.get_mut(ticket.slot()) {
-            *entry = None;
-        }
-    }
-
-    fn abort_entry(&mut self, slot: usize) -> &mut Option<(u64, Abort)> {
-        if self.aborts.len() <= slot {
-            self.aborts.resize_with(slot + 1, || None);
-        }
-        &mut self.aborts[slot]
-    }
-
-    /// The handles of these; those without one yet are stopped when they get it.
-    fn take_aborts(&mut self, running: Vec<(usize, u64)>, stop: Stop) -> Vec<AbortHandle> {
-        let mut handles = Vec::new();
-        for (slot, seq) in running {
-            let entry = self.abort_entry(slot);
-            if let Some((of, Abort::Handle(handle))) = entry.take()
-                && of == seq
-            {
-                handles.push(handle);
-            }
-            *entry = Some((seq, Abort::Asked(stop)));
-        }
-        handles
-    }
-
-    /// Why a run that is cut off was stopped.
-    fn stop_of(&self, ticket: &Ticket) -> Stop {
-        match self.aborts.get(ticket.slot()) {
-            Some(Some((seq, Abort::Asked(stop)))) if *seq == ticket.sequence() => *stop,
-            _ => Stop::All,
-        }
     }
 }
 

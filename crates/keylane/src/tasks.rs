@@ -126,7 +126,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         std::hint::black_box(job.is_new());
     }
 
-    fn abortable(&self, job: &Self::Job) -> bool {
+    fn stoppable(&self, job: &Self::Job) -> bool {
         job.stops_when_dropped()
     }
 

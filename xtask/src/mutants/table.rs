@@ -11,6 +11,7 @@ const TURNS: &str = "crates/keylane/src/lanes/turns.rs";
 const RATE: &str = "crates/keylane/src/lanes/rate.rs";
 
 const SHELL: &str = "crates/keylane/src/shell.rs";
+const STOPS: &str = "crates/keylane/src/stops.rs";
 const JOB: &str = "crates/keylane/src/job.rs";
 const PERMITS: &str = "crates/keylane/src/permits.rs";
 
@@ -958,19 +959,35 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SHUTTLE,
     },
     Mutation {
-        name: "stopped-before-its-first-poll-keeps-its-permit",
+        name: "stopped-run-keeps-its-permit",
         invariant: "L4",
         file: SHELL,
-        find: "            let driven = Driven::new(shell.clone(), run, ticket);\n            let handle = shell.spawner.spawn(driven);",
-        replace: "            let same = shell.clone();\n            let handle = shell\n                .spawner\n                .spawn(async move { Driven::new(same, run, ticket).await });",
+        find: "        let after = self.shell.work.abandon(run, stop);\n        self.shell.end_one((ticket, Ended::Done(after)));",
+        replace: "        let after = self.shell.work.abandon(run, stop);\n        std::mem::forget((ticket, after));",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "stop-that-came-before-the-first-wait-is-missed",
+        invariant: "L4",
+        file: STOPS,
+        find: "        if let Some(stop) = place.asked(at, ticket.sequence()) {\n            return Some(stop);\n        }\n        place.set",
+        replace: "        place.set",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "stop-of-a-run-that-waits-is-not-looked-for",
+        invariant: "L4",
+        file: SHELL,
+        find: "        let mut stop = this.is_to_stop();",
+        replace: "        let mut stop = None;",
         test: SHUTTLE,
     },
     Mutation {
         name: "runner-goes-with-the-run-it-came-from",
         invariant: "L4",
         file: SHELL,
-        find: "        if !self.retired {\n            let (ended, spawned)",
-        replace: "        if false {\n            let (ended, spawned)",
+        find: "        if !self.retired {\n            let (ended, batch)",
+        replace: "        if false {\n            let (ended, batch)",
         test: SHUTTLE,
     },
     Mutation {
@@ -1041,8 +1058,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "caller-is-cut-off-in-the-middle-of-a-poll",
         invariant: "L3",
         file: SHELL,
-        find: "        if !self.stopping && self.shell.work.stops_by_itself(&run, stop) {",
-        replace: "        if false && self.shell.work.stops_by_itself(&run, stop) {",
+        find: "        self.stopping = self.shell.work.stops_by_itself(run, stop);",
+        replace: "        self.stopping = false && self.shell.work.stops_by_itself(run, stop);",
         test: SHUTTLE,
     },
     Mutation {

@@ -2,7 +2,8 @@
 //!
 //! Arguments name the parts to run (`noop`, `lanes`, `sleepers`, `latency`, `memory`); without
 //! any, all of them. `cargo bench -p keylane -- noop keys=10000` measures one number of keys, for
-//! a profile, and `submitters=2` or `handles=yes` less than that; `floor=no` leaves the floor out.
+//! a profile, and `submitters=2` or `handles=yes` less than that; `floor=no` leaves the floor out;
+//! `-- sleepers keys=100000` does the same for sleepers.
 //! Every run counts order violations. Floor and executor alternate, so that a ratio compares what ran
 //! under the same conditions.
 
@@ -28,6 +29,11 @@ fn main() {
     let wanted: Vec<&String> = args.iter().filter(|arg| !arg.starts_with("--")).collect();
     let wants = |part: &str| wanted.is_empty() || wanted.iter().any(|arg| part.contains(*arg));
     let given = |name: &str| args.iter().find_map(|arg| arg.strip_prefix(name));
+    if let Some(keys) = given("keys=")
+        && args.iter().any(|arg| arg == "sleepers")
+    {
+        return sleepers::profile(keys.parse().expect("a number of keys"));
+    }
     if let Some(keys) = given("keys=") {
         let submitters = given("submitters=").map(|s| s.parse().expect("a number of submitters"));
         let handles = given("handles=").map(|yes| yes == "yes");

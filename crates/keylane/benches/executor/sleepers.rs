@@ -16,6 +16,8 @@ use crate::report::{Report, print_table};
 use crate::usage::{Cost, median, runtime};
 
 const ROUNDS: usize = 3;
+/// Of the shape that takes a tenth of a second, in which everything counts.
+const SHORT_ROUNDS: usize = 15;
 const NAP: Duration = Duration::from_millis(100);
 
 struct Shape {
@@ -24,16 +26,27 @@ struct Shape {
     at_once: Option<usize>,
 }
 
+const SHAPES: [(usize, usize, Option<usize>); 4] = [
+    (100, 10, None),
+    (10_000, 10, None),
+    (100_000, 1, None),
+    (10_000, 10, Some(5_000)),
+];
+
 pub(crate) fn run(report: &mut Report) {
+    measure(report, &SHAPES);
+}
+
+/// Those of so many keys, for a profile.
+pub(crate) fn profile(keys: usize) {
+    let shapes = SHAPES.into_iter().filter(|shape| shape.0 == keys);
+    measure(&mut Report::new(), &shapes.collect::<Vec<_>>());
+}
+
+fn measure(report: &mut Report, shapes: &[(usize, usize, Option<usize>)]) {
     let runtime = runtime();
-    let shapes = [
-        (100, 10, None),
-        (10_000, 10, None),
-        (100_000, 1, None),
-        (10_000, 10, Some(5_000)),
-    ];
     let mut rows = Vec::new();
-    for (keys, tasks_each, at_once) in shapes {
+    for &(keys, tasks_each, at_once) in shapes {
         let shape = Shape {
             keys,
             tasks_each,
@@ -41,7 +54,7 @@ pub(crate) fn run(report: &mut Report) {
         };
         let mut violations = 0;
         let (mut bare, mut ours, mut least) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
+        for _ in 0..shape.rounds() {
             bare.push(self::bare(&runtime, &shape));
             let (cost, wrong) = self::ours(&runtime, &shape);
             ours.push(cost);
@@ -78,7 +91,9 @@ pub(crate) fn run(report: &mut Report) {
             share >= 99.0 && violations == 0,
         );
     }
-    println!("\n### 100 ms sleepers beside bare tasks, medians of {ROUNDS} rounds\n");
+    println!(
+        "\n### 100 ms sleepers beside bare tasks, medians of {ROUNDS} rounds ({SHORT_ROUNDS} where a round is short)\n"
+    );
     let head = [
         "keys × tasks",
         "wall ms",
@@ -99,6 +114,13 @@ impl Shape {
             .map(|n| format!(", {n} at once"))
             .unwrap_or_default();
         format!("{} × {}{at_once}", self.keys, self.tasks_each)
+    }
+
+    fn rounds(&self) -> usize {
+        match self.tasks_each {
+            1 => SHORT_ROUNDS,
+            _ => ROUNDS,
+        }
     }
 
     fn count(&self) -> usize {

@@ -502,11 +502,24 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
 
     /// Looks at what the end of each of these will need, so that all of it is near when that comes.
     pub(crate) fn fetch<'a>(&self, tickets: impl Iterator<Item = &'a Ticket>) {
-        for ticket in tickets {
-            if let Some((lane, _)) = self.running.slots[ticket.slot as usize] {
-                std::hint::black_box(self.lanes[lane].running);
+        for lane in self.lanes_of(tickets) {
+            std::hint::black_box(self.lanes[lane].running);
+        }
+    }
+
+    /// As [`Self::fetch`] and after it, for lanes that will be gone.
+    pub(crate) fn fetch_for_retiring<'a>(&self, tickets: impl Iterator<Item = &'a Ticket>) {
+        for lane in self.lanes_of(tickets) {
+            let Lane { hash, items, .. } = &self.lanes[lane];
+            if items.is_empty() {
+                std::hint::black_box(self.index.find(*hash, |&other| other == lane));
             }
         }
+    }
+
+    fn lanes_of<'a>(&self, running: impl Iterator<Item = &'a Ticket>) -> impl Iterator<Item = u32> {
+        let lane = |ticket: &Ticket| self.running.slots[ticket.slot as usize];
+        running.filter_map(lane).map(|(lane, _)| lane)
     }
 
     /// The item is resolved: its permit is free.
@@ -905,6 +918,9 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
                 })
             }),
         };
+        if self.index.len() == self.index.capacity() {
+            self.resize_index();
+        }
         let index = self.lanes.insert(lane);
         self.index
             .insert_unique(hash, index, |&other| self.lanes[other].hash);
@@ -1290,8 +1306,19 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     fn shrink_index(&mut self) {
         let (len, capacity) = (self.index.len(), self.index.capacity());
         if capacity > 1024 && len < capacity / 8 {
-            self.index
-                .shrink_to(len * 2, |&other| self.lanes[other].hash);
+            self.resize_index();
         }
+    }
+
+    /// Makes the index anew, with room for twice as many. It would grow by itself, and look at the
+    /// lanes in no order for that; they are many cache lines, and it is few.
+    fn resize_index(&mut self) {
+        let lanes = self.lanes.indices();
+        let mut index = HashTable::with_capacity(2 * lanes.len());
+        for lane in lanes {
+            let hash = |&other: &u32| self.lanes[other].hash;
+            index.insert_unique(hash(&lane), lane, hash);
+        }
+        self.index = index;
     }
 }

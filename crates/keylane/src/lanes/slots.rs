@@ -97,7 +97,9 @@ impl<T> Slots<T> {
                 .filter(move |bit| places & (1 << bit) != 0)
                 .map(move |bit| (at * CHUNK + bit) as u32)
         };
-        self.uses.iter().enumerate().flat_map(live).collect()
+        let mut indices = Vec::with_capacity(self.len);
+        indices.extend(self.uses.iter().enumerate().flat_map(live));
+        indices
     }
 
     /// A chunk with a free place; made where there is none.
