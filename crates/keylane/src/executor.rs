@@ -512,7 +512,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         let work = self.owner.shell.work.clone();
         let mut job = Box::into_pin(job);
         self.owner.spawner.spawn(async move {
-            let ran = std::future::poll_fn(|cx| job.as_mut().poll(cx)).await;
+            let ran = std::future::poll_fn(|cx| job.as_mut().poll(cx, &mut None)).await;
             work.publish(Finished { job, ran });
         });
         TaskHandle::unplaced(cell)

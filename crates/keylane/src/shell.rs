@@ -18,7 +18,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::lanes::{
-    FlushId, Flushed, Hold, ItemId, LaneLimits, Lanes, Limits, Next, Spec, Ticket, Time,
+    FlushId, Flushed, Found, Hold, ItemId, LaneLimits, Lanes, Limits, Next, Spec, Ticket, Time,
 };
 use crate::permits::{Kick, Permits};
 use crate::rt::{AtomicBool, Mutex, MutexGuard, Spawner, contain, lock, try_lock};
@@ -76,6 +76,17 @@ pub(crate) trait Work<K>:
     /// lock: quick and pure.
     fn gate(&self, job: &Self::Job) -> Option<Until>;
     fn start(&self, job: Self::Job, slot: usize) -> Self::Run;
+    /// Polls a run for the first time. `before` is when the run before it ended, if that was just now:
+    /// one reading of the clock tells the end of one and the beginning of the next.
+    fn poll_first(
+        &self,
+        run: &mut Self::Run,
+        cx: &mut Context<'_>,
+        before: &mut Option<Time>,
+    ) -> Poll<Ended<Self::Job, Self::After>> {
+        *before = None;
+        Pin::new(run).poll(cx)
+    }
     /// Looks at what starting the job will need, so that it is near when that comes.
     fn fetch(&self, job: &Self::Job);
     /// Whether the job's run may be asked to stop, because dropping it does that.
@@ -770,6 +781,7 @@ where
     }
 
     /// Whether the runs of late were not ready at their first poll.
+    #[inline]
     fn are_pending(&self) -> bool {
         self.pending.load(Ordering::Relaxed) as usize >= BATCH
     }
@@ -970,7 +982,8 @@ where
     /// they become that unpolled: one poll less, and not all of them by this runner.
     fn poll_each(&mut self) {
         let shell = &self.shell;
-        let waker = Waker::noop();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut before = None;
         // What waited long is far away: fetched one by one while the one before runs, each would
         // be waited for; these are under way together.
         if self.batch.len() > 1 {
@@ -984,7 +997,7 @@ where
             let stoppable = shell.work.stoppable(&job);
             let mut run = shell.work.start(job, ticket.slot());
             if polls
-                && let Poll::Ready(ended) = Pin::new(&mut run).poll(&mut Context::from_waker(waker))
+                && let Poll::Ready(ended) = shell.work.poll_first(&mut run, &mut cx, &mut before)
             {
                 self.ended.push((ticket, ended));
                 continue;
@@ -1119,6 +1132,7 @@ where
         }
     }
 
+    #[inline]
     fn report_one(
         &self,
         state: &mut State<K, W::Job>,
@@ -1180,6 +1194,7 @@ where
     }
 
     /// Takes so many starts in turn; answers whether there may be more.
+    #[inline]
     fn fill(
         &self,
         state: &mut State<K, W::Job>,
@@ -1197,6 +1212,7 @@ where
     }
 
     /// What time it is, for starts.
+    #[inline]
     fn tick(&self, state: &mut State<K, W::Job>) -> Time {
         state.rate_at = None;
         if !state.lanes.needs_clock() {
@@ -1208,6 +1224,7 @@ where
     }
 
     /// The next start in turn.
+    #[inline]
     fn next(&self, state: &mut State<K, W::Job>, now: Time) -> Option<(Ticket, W::Job)> {
         if state.lanes.ready() == 0 || !self.take_permit() {
             return None;
@@ -1231,6 +1248,7 @@ where
         }
     }
 
+    #[inline]
     fn take_permit(&self) -> bool {
         let Some(permits) = &self.permits else {
             return true;
@@ -1579,20 +1597,20 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         let mut left = self.taken.len().min(most);
         while left > 0 {
             // As with starts and ends: what is far away is fetched together.
-            let mut hashes = [0; TOGETHER];
-            let mut last: Option<(&K, u64)> = None;
+            let mut found = [Found::default(); TOGETHER];
+            let mut last: Option<(&K, Found)> = None;
             let mut count = 0;
-            for ((key, _), hash) in self.taken.iter().take(left).zip(&mut hashes) {
-                *hash = match last {
+            for ((key, _), found) in self.taken.iter().take(left).zip(&mut found) {
+                *found = match last {
                     // A key that is hot comes several times in a row.
-                    Some((same, hash)) if same == key => hash,
+                    Some((same, found)) if same == key => found,
                     _ => self.lanes.fetch_for(key),
                 };
-                last = Some((key, *hash));
+                last = Some((key, *found));
                 count += 1;
             }
-            for ((key, job), hash) in self.taken.drain(..count).zip(hashes) {
-                let pushed = self.lanes.push_hashed(key, hash, job, |_| Spec::default());
+            for ((key, job), found) in self.taken.drain(..count).zip(found) {
+                let pushed = self.lanes.push_found(key, found, job, |_| Spec::default());
                 debug_assert!(
                     pushed.is_ok(),
                     "what can be refused goes straight to the lanes"

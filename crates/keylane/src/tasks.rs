@@ -7,7 +7,7 @@ use std::sync::{Arc, RwLock};
 use std::task::{Context, Poll};
 
 use crate::job::{Ending, Job, Ran};
-use crate::lanes::Spec;
+use crate::lanes::{Spec, Time};
 use crate::listener::Common;
 use crate::result::Why;
 use crate::rules::{KeyRules, Limits};
@@ -83,23 +83,34 @@ pub(crate) struct Finished {
 }
 
 /// What remains to be done for a task that ended; nothing, where nobody waits for its result.
+#[inline]
 fn finished(job: Pin<Box<dyn Job>>, ran: Ran) -> Option<Finished> {
     let nothing = matches!(ran, Ran::Well) && !job.has_result();
     (!nothing).then_some(Finished { job, ran })
+}
+
+impl RunTask {
+    #[inline]
+    fn poll_job(
+        &mut self,
+        cx: &mut Context<'_>,
+        before: &mut Option<Time>,
+    ) -> Poll<Ended<Box<dyn Job>, Finished>> {
+        let _entered = self.span.as_ref().map(|span| span.enter());
+        let job = self.job.as_mut().expect("polled until it is ready");
+        let Poll::Ready(ran) = job.as_mut().poll(cx, before) else {
+            return Poll::Pending;
+        };
+        let job = self.job.take().expect("it was there just now");
+        Poll::Ready(Ended::Done(finished(job, ran)))
+    }
 }
 
 impl Future for RunTask {
     type Output = Ended<Box<dyn Job>, Finished>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        let _entered = this.span.as_ref().map(|span| span.enter());
-        let job = this.job.as_mut().expect("polled until it is ready");
-        let Poll::Ready(ran) = job.as_mut().poll(cx) else {
-            return Poll::Pending;
-        };
-        let job = this.job.take().expect("it was there just now");
-        Poll::Ready(Ended::Done(finished(job, ran)))
+        self.poll_job(cx, &mut None)
     }
 }
 
@@ -114,12 +125,23 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         None
     }
 
+    #[inline]
     fn start(&self, job: Self::Job, slot: usize) -> RunTask {
         let span = tracing::debug_span!("task", executor = &*self.common.name, slot);
         RunTask {
             job: Some(Box::into_pin(job)),
             span: (!span.is_none()).then(|| Box::new(span)),
         }
+    }
+
+    #[inline]
+    fn poll_first(
+        &self,
+        run: &mut RunTask,
+        cx: &mut Context<'_>,
+        before: &mut Option<Time>,
+    ) -> Poll<Ended<Self::Job, Finished>> {
+        run.poll_job(cx, before)
     }
 
     fn fetch(&self, job: &Self::Job) {

@@ -29,22 +29,27 @@ impl<J> Items<J> {
         }
     }
 
+    #[inline]
     pub(super) fn len(&self) -> usize {
         usize::from(!self.is_empty()) + self.rest.len() - self.marks as usize
     }
 
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.front.job.is_none()
     }
 
+    #[inline]
     pub(super) fn front(&self) -> Option<&J> {
         self.front.job.as_ref()
     }
 
+    #[inline]
     pub(super) fn front_seq(&self) -> Option<u64> {
         (!self.is_empty()).then_some(self.front.seq)
     }
 
+    #[inline]
     pub(super) fn push_back(&mut self, seq: u64, job: J) {
         let item = Item {
             seq,
@@ -75,6 +80,7 @@ impl<J> Items<J> {
         self.rest.insert(at, item);
     }
 
+    #[inline]
     pub(super) fn pop_front(&mut self) -> Option<(u64, J)> {
         let job = self.front.job.take()?;
         let seq = self.front.seq;
@@ -124,6 +130,7 @@ impl<J> Items<J> {
     }
 
     /// Grows by doubling from one: the default would begin with four.
+    #[inline]
     fn make_room(&mut self) {
         if self.rest.len() == self.rest.capacity() {
             self.rest.reserve_exact(self.rest.len().max(1));
@@ -131,6 +138,7 @@ impl<J> Items<J> {
     }
 
     /// The front left: the next live item takes its place.
+    #[inline]
     fn close_up(&mut self) {
         while let Some(item) = self.rest.pop_front() {
             if item.job.is_some() {

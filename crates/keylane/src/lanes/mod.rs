@@ -135,6 +135,13 @@ impl Ticket {
     }
 }
 
+/// Where a key's lane probably is: another key may have the same hash.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Found {
+    hash: u64,
+    lane: Option<u32>,
+}
+
 /// The answer of [`Lanes::next`].
 #[derive(Debug)]
 pub enum Next<J> {
@@ -269,20 +276,24 @@ impl<K, J> Lane<K, J> {
         self.extra.get_or_insert_default()
     }
 
+    #[inline]
     fn limits(&self, default: &Limits) -> LaneLimits {
         let own = self.extra.as_ref().and_then(|extra| extra.limits);
         own.unwrap_or(default.lane)
     }
 
+    #[inline]
     fn over(&self) -> usize {
         self.extra.as_ref().map_or(0, |extra| extra.over)
     }
 
+    #[inline]
     fn rate_wait(&self) -> bool {
         self.extra.as_ref().is_some_and(|extra| extra.rate_wait)
     }
 
     /// Something other than limits keeps the front from starting.
+    #[inline]
     fn blocked(&self) -> bool {
         self.paused
             || self.flush != Flush::No
@@ -291,10 +302,12 @@ impl<K, J> Lane<K, J> {
     }
 
     /// Nothing but its items and what runs of it says what may happen.
+    #[inline]
     fn is_plain(&self) -> bool {
         self.extra.is_none() && self.flush == Flush::No && !self.paused
     }
 
+    #[inline]
     fn front_hold(&self) -> Hold {
         match (&self.extra, self.items.front_seq()) {
             (Some(extra), Some(front)) => extra.holds.of_front(front),
@@ -309,6 +322,7 @@ impl<K, J> Lane<K, J> {
     }
 
     /// How many more may run by the lane's own limits.
+    #[inline]
     fn free(&self, default: &Limits) -> usize {
         if self.blocked() {
             return 0;
@@ -317,6 +331,7 @@ impl<K, J> Lane<K, J> {
         most.saturating_sub(self.running as usize)
     }
 
+    #[inline]
     fn is_ready(&self, default: &Limits) -> bool {
         !self.items.is_empty() && self.free(default) > 0
     }
@@ -338,6 +353,7 @@ impl Running {
         self.slots.len() - self.free.len()
     }
 
+    #[inline]
     fn insert(&mut self, lane: u32, seq: u64) -> u32 {
         let entry = Some((lane, seq));
         if let Some(slot) = self.free.pop() {
@@ -349,6 +365,7 @@ impl Running {
     }
 
     /// The lane the ticket belongs to.
+    #[inline]
     fn remove(&mut self, ticket: &Ticket) -> u32 {
         let entry = self.slots[ticket.slot as usize].take();
         let (lane, seq) = entry.expect("a ticket is given back once");
@@ -427,27 +444,35 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         job: J,
         spec: impl FnOnce(&K) -> Spec,
     ) -> Result<ItemId, Full<J>> {
-        let hash = self.hasher.hash_one(&key);
-        self.push_hashed(key, hash, job, spec)
+        let index = self.lane_for(key, spec);
+        self.push_into(index, job)
     }
 
-    /// The key's hash. Looks at what a push of it will need, so that it is near when that comes.
-    pub(crate) fn fetch_for(&self, key: &K) -> u64 {
+    /// Looks at what a push of this key will need, so that it is near when that comes.
+    pub(crate) fn fetch_for(&self, key: &K) -> Found {
         let hash = self.hasher.hash_one(key);
         let same = |&index: &u32| self.lanes[index].hash == hash;
-        std::hint::black_box(self.index.find(hash, same));
-        hash
+        let lane = self.index.find(hash, same).copied();
+        Found { hash, lane }
     }
 
-    /// As [`Self::push`], with what [`Self::fetch_for`] answered for the key.
-    pub(crate) fn push_hashed(
+    /// As [`Self::push`], with what [`Self::fetch_for`] answered for the key; no lane may have gone
+    /// since.
+    pub(crate) fn push_found(
         &mut self,
         key: K,
-        hash: u64,
+        found: Found,
         job: J,
         spec: impl FnOnce(&K) -> Spec,
     ) -> Result<ItemId, Full<J>> {
-        let index = self.lane_hashed(key, hash, spec);
+        let index = match found.lane {
+            Some(index) if self.lanes[index].key == key && !self.lanes[index].stale => index,
+            _ => self.lane_hashed(key, found.hash, spec),
+        };
+        self.push_into(index, job)
+    }
+
+    fn push_into(&mut self, index: u32, job: J) -> Result<ItemId, Full<J>> {
         match self.room(index) {
             Ok(()) => Ok(self.append(index, job)),
             Err(limit) => {
@@ -928,6 +953,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     }
 
     /// Whether one more item of this lane has room.
+    #[inline]
     fn room(&self, index: u32) -> Result<(), FullOf> {
         let lane = &self.lanes[index];
         if lane.over() > 0 {
@@ -937,6 +963,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     }
 
     /// Whether the next item behind those that have room would have room too.
+    #[inline]
     fn room_for_next(&self, lane: &Lane<K, J>) -> Result<(), FullOf> {
         if !self.bounded(lane) {
             return Ok(());
@@ -952,10 +979,12 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         (inside - free < queue).then_some(()).ok_or(FullOf::Key)
     }
 
+    #[inline]
     fn bounded(&self, lane: &Lane<K, J>) -> bool {
         self.limits.queue != usize::MAX || lane.limits(&self.limits).queue != usize::MAX
     }
 
+    #[inline]
     fn append(&mut self, index: u32, job: J) -> ItemId {
         let seq = self.next_seq;
         self.next_seq += 1;
@@ -995,6 +1024,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         (at > self.now).then_some(at)
     }
 
+    #[inline]
     fn start(&mut self, index: u32) -> Next<J> {
         let now = self.now;
         let lane = &mut self.lanes[index];
@@ -1031,6 +1061,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     }
 
     /// The item's permit is free; answers its lane.
+    #[inline]
     fn end(&mut self, ticket: &Ticket) -> u32 {
         let index = self.running.remove(ticket);
         self.lanes[index].running -= 1;
@@ -1112,6 +1143,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     }
 
     /// As [`Self::refresh`], and gives freed room of all to those who wait for it.
+    #[inline]
     fn refresh_all(&mut self, index: u32) {
         self.refresh(index);
         if !self.want_room.is_empty() {
@@ -1120,12 +1152,14 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     }
 
     /// Whether neither the lane nor the limits of all have anything that needs keeping count of.
+    #[inline]
     fn is_plain(&self, index: u32) -> bool {
         self.limits.queue == usize::MAX && self.lanes[index].is_plain()
     }
 
     /// Derives everything about a lane that follows from its state: its place among the ready
     /// ones, its timer, its room, whether it is still needed.
+    #[inline]
     fn refresh(&mut self, index: u32) {
         let plain = self.is_plain(index);
         if !plain {
@@ -1166,6 +1200,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
     }
 
     /// Puts the lane among the ready ones, or takes it from there; answers whether it is empty.
+    #[inline]
     fn list(&mut self, index: u32) -> bool {
         let lane = &mut self.lanes[index];
         let ready = lane.is_ready(&self.limits);

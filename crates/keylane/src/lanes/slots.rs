@@ -120,17 +120,20 @@ impl<T> Slots<T> {
 impl<T> std::ops::Index<u32> for Slots<T> {
     type Output = T;
 
+    #[inline]
     fn index(&self, index: u32) -> &T {
         self.get(index).expect("a live index")
     }
 }
 
 impl<T> std::ops::IndexMut<u32> for Slots<T> {
+    #[inline]
     fn index_mut(&mut self, index: u32) -> &mut T {
         self.get_mut(index).expect("a live index")
     }
 }
 
+#[inline]
 fn split(index: u32) -> (usize, usize) {
     (index as usize / CHUNK, index as usize % CHUNK)
 }

@@ -28,6 +28,7 @@ impl Link {
         next: NONE,
     };
 
+    #[inline]
     pub(super) fn is_listed(self) -> bool {
         self.prev != UNLISTED
     }
@@ -76,6 +77,7 @@ impl Turns {
     }
 
     /// How many lanes are ready.
+    #[inline]
     pub(super) fn ready(&self) -> usize {
         self.ready
     }
@@ -119,18 +121,21 @@ impl Turns {
     }
 
     /// The lane to serve next.
+    #[inline]
     pub(super) fn peek(&self) -> Option<u32> {
         (self.first != NONE).then(|| self.tenants[self.first].head)
     }
 
     /// The number of the latest start: what a new lane is said to have had, so that it comes behind
     /// those that are ready.
+    #[inline]
     pub(super) fn latest(&self) -> u32 {
         self.starts
     }
 
     /// The first tenant's turn was used by one start of a lane; called before the lane moves. Answers
     /// the number of that start.
+    #[inline]
     pub(super) fn served(&mut self) -> u32 {
         self.starts = self.starts.wrapping_add(1);
         let first = self.first;
@@ -149,6 +154,7 @@ impl Turns {
     /// The lane became ready: it goes behind the others, but before those of the last few that had
     /// their start after its own. Runs that began one after the other end at nearly the same time, in
     /// any order; their lanes keep their turns all the same.
+    #[inline]
     pub(super) fn push_back<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32) {
         let long_ago = self.starts.wrapping_sub(LONG_AGO);
         let lane = &mut lanes[index];
@@ -172,6 +178,7 @@ impl Turns {
     }
 
     /// Between these two.
+    #[inline]
     fn insert<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32, prev: u32, next: u32) {
         lanes[index].link = Link { prev, next };
         let tenant = &mut self.tenants[lanes[index].tenant];
@@ -195,6 +202,7 @@ impl Turns {
         self.insert(lanes, index, NONE, head);
     }
 
+    #[inline]
     pub(super) fn remove<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32) {
         let lane = &mut lanes[index];
         let Link { prev, next, .. } = std::mem::replace(&mut lane.link, Link::OUT);

@@ -241,6 +241,33 @@ async fn a_result_says_how_long_it_waited_and_ran() {
     assert_eq!((third.waited, third.ran), (10 * MS, Duration::ZERO));
 }
 
+// On the real clock: what is compared are points in time, not how long anything takes.
+#[tokio::test]
+async fn a_task_begins_after_whatever_ran_before_it() {
+    let executor = executor();
+    // Once it is known that tasks are short, several are started at a time.
+    let short = (0..200).map(|_| ("a", std::future::ready(())));
+    executor.run_all(short).await;
+    let first = executor.submit("a", async {});
+    let between = Arc::new(std::sync::Mutex::new(None));
+    let note = between.clone();
+    executor
+        .post("b", async move {
+            *note.lock().unwrap() = Some(std::time::Instant::now());
+        })
+        .unwrap();
+    let (second, third) = (
+        executor.submit("c", async {}),
+        executor.submit("d", async {}),
+    );
+    let (first, second, third) = (first.await, second.await, third.await);
+    let between = between.lock().unwrap().unwrap();
+    let begun = [&second, &third].map(|result| result.started.unwrap());
+    assert!(first.ended <= between && between <= begun[0], "{begun:?}");
+    assert!(begun[0] <= second.ended && second.ended <= begun[1]);
+    assert!(begun[1] <= third.ended);
+}
+
 // Cancelled also when the task itself says so.
 #[tokio::test(start_paused = true)]
 async fn a_task_can_say_that_it_was_cancelled() {
