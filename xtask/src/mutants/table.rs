@@ -229,6 +229,14 @@ const HISTORIES: TestRun = TestRun {
     env: &[("KEYLANE_HISTORIES", "20000"), ("KEYLANE_SEED", "1")],
 };
 
+/// What keys are.
+const KEYS: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "keys::",
+    env: &[],
+};
+
 /// What single steps do with lanes of plain data.
 const STEPS: TestRun = TestRun {
     package: "keylane",
@@ -981,6 +989,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        let mut stop = this.is_to_stop();",
         replace: "        let mut stop = None;",
         test: SHUTTLE,
+    },
+    Mutation {
+        name: "lane-of-another-key-with-the-same-hash",
+        invariant: "L6",
+        file: LANES,
+        find: "            Some(index) if self.lanes[index].key == key && !self.lanes[index].stale => index,",
+        replace: "            Some(index) if !self.lanes[index].stale => index,",
+        test: KEYS,
     },
     Mutation {
         name: "runner-goes-with-the-run-it-came-from",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use keylane::Executor;
 
-use crate::support::{Door, assert_nothing_left};
+use crate::support::{Door, MS, assert_nothing_left, settle};
 
 /// How many lanes these keys make while all of them wait.
 async fn lanes_of<K>(keys: Vec<K>) -> usize
@@ -60,6 +60,31 @@ async fn shared_strings_and_bytes_are_keys_without_copying_their_text() {
 async fn numbers_and_pairs_are_keys() {
     assert_eq!(lanes_of(vec![1_u64, 2, 1]).await, 2);
     assert_eq!(lanes_of(vec![("eu", 1), ("us", 1), ("eu", 1)]).await, 2);
+}
+
+/// All of these have the same hash.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Alike(u32);
+
+impl std::hash::Hash for Alike {
+    fn hash<H: std::hash::Hasher>(&self, _: &mut H) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_the_same_hash_have_lanes_of_their_own() {
+    let executor = Executor::builder().build().unwrap();
+    let door = Door::closed();
+    let held = executor.submit(Alike(1), door.passes(1));
+    door.reached().await;
+    for key in [2, 3] {
+        let mut other = executor.submit(Alike(key), async move { key });
+        assert_eq!(other.wait_timeout(MS).await.ok(), Some(key));
+    }
+    let behind = executor.submit(Alike(1), async { 4 });
+    settle().await;
+    assert!(!behind.is_done(), "in the lane of its key");
+    door.let_in(1);
+    assert_eq!((held.await.ok(), behind.await.ok()), (Some(1), Some(4)));
 }
 
 // PL-18, PL-20
