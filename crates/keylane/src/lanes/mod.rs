@@ -1042,16 +1042,17 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         if turn_over {
             lane.turn_used = 0;
         }
+        lane.started = self.turns.served();
+        let plain = self.limits.queue == usize::MAX && lane.is_plain();
         self.waiting -= 1;
         let slot = self.running.insert(index, seq);
-        self.lanes[index].started = self.turns.served();
         if !ready {
             self.turns.remove(&mut self.lanes, index);
         } else if turn_over {
             // It stays ready, and goes behind the others.
             self.turns.move_back(&mut self.lanes, index);
         }
-        if !self.is_plain(index) {
+        if !plain {
             if self.no_longer_over(ItemId { lane: index, seq }) {
                 self.admitted.push(seq);
             }

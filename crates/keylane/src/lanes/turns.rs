@@ -161,8 +161,8 @@ impl Turns {
         if self.starts.wrapping_sub(lane.started) > LONG_AGO {
             lane.started = long_ago;
         }
-        let (tenant_index, since) = (lane.tenant, lane.started.wrapping_sub(long_ago));
-        let mut prev = self.tenants[tenant_index].tail;
+        let (tenant, since) = (lane.tenant, lane.started.wrapping_sub(long_ago));
+        let mut prev = self.tenants[tenant].tail;
         let mut next = NONE;
         for _ in 0..PASSES {
             if prev == NONE || lanes[prev].started.wrapping_sub(long_ago) <= since {
@@ -171,17 +171,18 @@ impl Turns {
             next = prev;
             prev = lanes[prev].link.prev;
         }
-        self.insert(lanes, index, prev, next);
-        if self.tenants[tenant_index].head == index && next == NONE {
-            self.ring_last(tenant_index);
+        self.insert(lanes, index, tenant, Link { prev, next });
+        if prev == NONE && next == NONE {
+            self.ring_last(tenant);
         }
     }
 
     /// Between these two.
     #[inline]
-    fn insert<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32, prev: u32, next: u32) {
-        lanes[index].link = Link { prev, next };
-        let tenant = &mut self.tenants[lanes[index].tenant];
+    fn insert<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32, tenant: u32, link: Link) {
+        let Link { prev, next } = link;
+        lanes[index].link = link;
+        let tenant = &mut self.tenants[tenant];
         match prev {
             NONE => tenant.head = index,
             _ => lanes[prev].link.next = index,
@@ -194,12 +195,16 @@ impl Turns {
     }
 
     pub(super) fn push_front<K, J>(&mut self, lanes: &mut Slots<Lane<K, J>>, index: u32) {
-        let tenant_index = lanes[index].tenant;
-        let head = self.tenants[tenant_index].head;
+        let tenant = lanes[index].tenant;
+        let head = self.tenants[tenant].head;
         if head == NONE {
             return self.push_back(lanes, index);
         }
-        self.insert(lanes, index, NONE, head);
+        let link = Link {
+            prev: NONE,
+            next: head,
+        };
+        self.insert(lanes, index, tenant, link);
     }
 
     #[inline]
