@@ -986,12 +986,12 @@ where
         let mut before = None;
         // What waited long is far away: fetched one by one while the one before runs, each would
         // be waited for; these are under way together.
-        if self.batch.len() > 1 {
+        let polls = !(self.one_by_one && shell.are_pending());
+        if polls && self.batch.len() > 1 {
             for (_, job) in &self.batch {
                 shell.work.fetch(job);
             }
         }
-        let polls = !(self.one_by_one && shell.are_pending());
         let mut pending = 0;
         for (ticket, job) in self.batch.drain(..) {
             let stoppable = shell.work.stoppable(&job);
