@@ -991,6 +991,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SHUTTLE,
     },
     Mutation {
+        name: "index-forgets-a-lane-when-it-grows",
+        invariant: "L4",
+        file: LANES,
+        find: "        for lane in lanes {\n            let hash",
+        replace: "        for lane in lanes.into_iter().skip(1) {\n            let hash",
+        test: HISTORIES,
+    },
+    Mutation {
         name: "lane-of-another-key-with-the-same-hash",
         invariant: "L6",
         file: LANES,
