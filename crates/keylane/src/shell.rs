@@ -27,7 +27,7 @@ use crate::stops::Stops;
 /// The most starts that are taken under one lock, and before a runner lets others run.
 const BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 64 };
 /// As [`BATCH`], where others poll what is started: they are to find enough of it.
-const LARGE_BATCH: usize = if cfg!(keylane_shuttle) { 2 } else { 4 * BATCH };
+const LARGE_BATCH: usize = 4 * BATCH;
 /// How many submits are looked up before the first of them goes into its lane.
 const TOGETHER: usize = 16;
 /// How long a batch should keep its runner busy, in nanoseconds.
@@ -833,8 +833,6 @@ where
 {
     shell: Arc<Shell<K, W>>,
     ended: Vec<EndedRun<W>>,
-    /// There are new tasks since the last batch.
-    spawned: bool,
     batch: Vec<(Ticket, W::Job)>,
     /// Reported, and their results not yet seen.
     ends: Ends<W::After>,
@@ -858,7 +856,6 @@ where
         Self {
             shell,
             ended: Vec::new(),
-            spawned: false,
             batch: Vec::new(),
             ends: Ends::default(),
             one_by_one: false,
@@ -910,15 +907,13 @@ where
     /// better to do than to wait for it.
     fn turn(&mut self) -> Option<bool> {
         let shell = self.shell.clone();
-        let mut state = match std::mem::take(&mut self.waited) {
-            true => lock(&shell.state.0),
-            false => match try_lock(&shell.state.0) {
-                Some(state) => state,
-                None => {
-                    self.waited = true;
-                    return None;
-                }
-            },
+        let state = match std::mem::take(&mut self.waited) {
+            true => Some(lock(&shell.state.0)),
+            false => try_lock(&shell.state.0),
+        };
+        let Some(mut state) = state else {
+            self.waited = true;
+            return None;
         };
         if self.ended.capacity() == 0 {
             self.ended = std::mem::take(&mut lock(&shell.spare));
@@ -949,16 +944,16 @@ where
         let before = std::time::Instant::now();
         let most = self.shell.batch();
         let mut count = self.batch.len();
-        self.poll_each();
+        let mut spawned = self.poll_each();
         while count < most && self.go_on(most - count) {
             count += self.batch.len();
-            self.poll_each();
+            spawned |= self.poll_each();
         }
         let now = std::time::Instant::now();
         if count > 0 {
             self.shell.note_polls(count, now.duration_since(before));
         }
-        (now, std::mem::take(&mut self.spawned))
+        (now, spawned)
     }
 
     /// Takes what may start now that some have ended, as much of it as one lane gives. What else
@@ -979,14 +974,15 @@ where
     }
 
     /// Polls each run once; what is not ready becomes a task of its own. Where hardly any is ready,
-    /// they become that unpolled: one poll less, and not all of them by this runner.
-    fn poll_each(&mut self) {
+    /// they become that unpolled: one poll less, and not all of them by this runner. Answers whether
+    /// there are new tasks.
+    fn poll_each(&mut self) -> bool {
         let shell = &self.shell;
         let mut cx = Context::from_waker(Waker::noop());
         let mut before = None;
+        let polls = !(self.one_by_one && shell.are_pending());
         // What waited long is far away: fetched one by one while the one before runs, each would
         // be waited for; these are under way together.
-        let polls = !(self.one_by_one && shell.are_pending());
         if polls && self.batch.len() > 1 {
             for (_, job) in &self.batch {
                 shell.work.fetch(job);
@@ -1006,11 +1002,11 @@ where
             let driven = Driven::new(shell.clone(), run, ticket, stoppable);
             shell.spawner.spawn(driven);
         }
-        self.spawned |= pending > 0;
         match self.ended.is_empty() {
             true => shell.note_pending(pending),
             false => shell.note_ready(),
         }
+        pending > 0
     }
 }
 
@@ -1405,11 +1401,16 @@ where
         (run, ticket)
     }
 
-    /// How the run is to stop, if it is.
-    fn is_to_stop(&self) -> Option<Stop> {
+    /// How the run was asked to stop, if it was.
+    fn asked(&self) -> Option<Stop> {
         let (_, ticket) = self.run.as_ref()?;
+        self.shell.stops.asked(ticket)
+    }
+
+    /// How the run is to stop, if it is and does not already.
+    fn is_to_stop(&self) -> Option<Stop> {
         let may = self.stoppable && !self.stopping;
-        may.then(|| self.shell.stops.asked(ticket)).flatten()
+        may.then(|| self.asked()).flatten()
     }
 
     /// The run goes on: whoever wants to stop it has to wake it. Answers how it is to stop, if that
@@ -1498,8 +1499,7 @@ where
     fn drop(&mut self) {
         // The runtime goes.
         if self.run.is_some() {
-            self.stopping = false;
-            let stop = self.is_to_stop().unwrap_or(Stop::All);
+            let stop = self.asked().unwrap_or(Stop::All);
             self.abandon(stop);
         }
     }

@@ -450,8 +450,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "nothing-special-about-a-flushed-lane",
         invariant: "L10",
         file: LANES,
-        find: "self.extra.is_none() && self.flush == Flush::No && !self.paused",
-        replace: "self.extra.is_none() && !self.paused",
+        find: "            && self.flush == Flush::No\n            && !self.paused",
+        replace: "            && !self.paused",
         test: HISTORIES,
     },
     Mutation {

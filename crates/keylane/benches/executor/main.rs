@@ -29,16 +29,15 @@ fn main() {
     let wanted: Vec<&String> = args.iter().filter(|arg| !arg.starts_with("--")).collect();
     let wants = |part: &str| wanted.is_empty() || wanted.iter().any(|arg| part.contains(*arg));
     let given = |name: &str| args.iter().find_map(|arg| arg.strip_prefix(name));
-    if let Some(keys) = given("keys=")
-        && args.iter().any(|arg| arg == "sleepers")
-    {
-        return sleepers::profile(keys.parse().expect("a number of keys"));
-    }
     if let Some(keys) = given("keys=") {
+        let keys = keys.parse().expect("a number of keys");
+        if args.iter().any(|arg| arg == "sleepers") {
+            return sleepers::profile(keys);
+        }
         let submitters = given("submitters=").map(|s| s.parse().expect("a number of submitters"));
         let handles = given("handles=").map(|yes| yes == "yes");
         return noop::profile(
-            keys.parse().expect("a number of keys"),
+            keys,
             submitters.as_ref().map_or(&[1, 2], std::slice::from_ref),
             handles
                 .as_ref()

@@ -26,32 +26,27 @@ struct Shape {
     at_once: Option<usize>,
 }
 
-const SHAPES: [(usize, usize, Option<usize>); 4] = [
-    (100, 10, None),
-    (10_000, 10, None),
-    (100_000, 1, None),
-    (10_000, 10, Some(5_000)),
+const SHAPES: [Shape; 4] = [
+    Shape::new(100, 10, None),
+    Shape::new(10_000, 10, None),
+    Shape::new(100_000, 1, None),
+    Shape::new(10_000, 10, Some(5_000)),
 ];
 
 pub(crate) fn run(report: &mut Report) {
-    measure(report, &SHAPES);
+    measure(report, SHAPES);
 }
 
 /// Those of so many keys, for a profile.
 pub(crate) fn profile(keys: usize) {
-    let shapes = SHAPES.into_iter().filter(|shape| shape.0 == keys);
-    measure(&mut Report::new(), &shapes.collect::<Vec<_>>());
+    let shapes = SHAPES.into_iter().filter(|shape| shape.keys == keys);
+    measure(&mut Report::new(), shapes);
 }
 
-fn measure(report: &mut Report, shapes: &[(usize, usize, Option<usize>)]) {
+fn measure(report: &mut Report, shapes: impl IntoIterator<Item = Shape>) {
     let runtime = runtime();
     let mut rows = Vec::new();
-    for &(keys, tasks_each, at_once) in shapes {
-        let shape = Shape {
-            keys,
-            tasks_each,
-            at_once,
-        };
+    for shape in shapes {
         let mut violations = 0;
         let (mut bare, mut ours, mut least) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..shape.rounds() {
@@ -59,7 +54,7 @@ fn measure(report: &mut Report, shapes: &[(usize, usize, Option<usize>)]) {
             let (cost, wrong) = self::ours(&runtime, &shape);
             ours.push(cost);
             violations += wrong;
-            if tasks_each == 1 {
+            if shape.tasks_each == 1 {
                 least.push(self::least(&runtime, &shape));
             }
         }
@@ -108,6 +103,14 @@ fn measure(report: &mut Report, shapes: &[(usize, usize, Option<usize>)]) {
 }
 
 impl Shape {
+    const fn new(keys: usize, tasks_each: usize, at_once: Option<usize>) -> Self {
+        Self {
+            keys,
+            tasks_each,
+            at_once,
+        }
+    }
+
     fn name(&self) -> String {
         let at_once = self
             .at_once

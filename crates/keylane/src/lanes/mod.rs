@@ -301,10 +301,14 @@ impl<K, J> Lane<K, J> {
             || self.front_hold() != Hold::Free
     }
 
-    /// Nothing but its items and what runs of it says what may happen.
+    /// Nothing but its items and what runs of it says what may happen: neither the lane nor the limits
+    /// of all have anything that needs keeping count of.
     #[inline]
-    fn is_plain(&self) -> bool {
-        self.extra.is_none() && self.flush == Flush::No && !self.paused
+    fn is_plain(&self, limits: &Limits) -> bool {
+        limits.queue == usize::MAX
+            && self.extra.is_none()
+            && self.flush == Flush::No
+            && !self.paused
     }
 
     #[inline]
@@ -1043,7 +1047,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             lane.turn_used = 0;
         }
         lane.started = self.turns.served();
-        let plain = self.limits.queue == usize::MAX && lane.is_plain();
+        let plain = lane.is_plain(&self.limits);
         self.waiting -= 1;
         let slot = self.running.insert(index, seq);
         if !ready {
@@ -1152,17 +1156,11 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         }
     }
 
-    /// Whether neither the lane nor the limits of all have anything that needs keeping count of.
-    #[inline]
-    fn is_plain(&self, index: u32) -> bool {
-        self.limits.queue == usize::MAX && self.lanes[index].is_plain()
-    }
-
     /// Derives everything about a lane that follows from its state: its place among the ready
     /// ones, its timer, its room, whether it is still needed.
     #[inline]
     fn refresh(&mut self, index: u32) {
-        let plain = self.is_plain(index);
+        let plain = self.lanes[index].is_plain(&self.limits);
         if !plain {
             self.take_flush(index);
         }

@@ -287,3 +287,25 @@ async fn stopping_keys_at_any_moment_loses_no_permit() {
     executor.run_all(full).await;
     assert_nothing_left(&executor);
 }
+
+#[test]
+fn blocking_work_of_a_stopped_key_says_so_when_the_runtime_goes() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .build()
+        .unwrap();
+    let executor = runtime.block_on(async { executor() });
+    let (begun, begins) = std::sync::mpsc::channel();
+    let (end, ends) = std::sync::mpsc::channel::<()>();
+    let task = blocking(move || {
+        begun.send(()).unwrap();
+        ends.recv().unwrap_err();
+    });
+    let handle = executor.submit("a", task);
+    begins.recv().unwrap();
+    executor.shutdown_key(&"a", Mode::Now);
+    runtime.shutdown_background();
+    let result = handle.join();
+    drop(end);
+    assert_eq!(why(&result), Some(Why::KeyShutDown));
+}
