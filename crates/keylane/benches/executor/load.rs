@@ -80,11 +80,15 @@ impl Numbers {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        let key = (((self.random >> 32) * self.of_key.len() as u64) >> 32) as u32;
-        let number = self.of_key[key as usize];
-        self.of_key[key as usize] += 1;
+        self.task_of((((self.random >> 32) * self.of_key.len() as u64) >> 32) as usize)
+    }
+
+    /// The next task of this key.
+    pub(crate) fn task_of(&mut self, key: usize) -> NoOp {
+        let number = self.of_key[key];
+        self.of_key[key] += 1;
         NoOp {
-            key,
+            key: key as u32,
             submitter: self.submitter,
             number,
         }

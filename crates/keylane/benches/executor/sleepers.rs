@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,8 +12,9 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+use crate::load::{self, Numbers};
 use crate::report::{Report, print_table};
-use crate::usage::{Cost, median, runtime};
+use crate::usage::{Cost, median, runtime, tidy};
 
 const ROUNDS: usize = 3;
 /// Of the shape that takes a tenth of a second, in which everything counts.
@@ -50,11 +51,14 @@ fn measure(report: &mut Report, shapes: impl IntoIterator<Item = Shape>) {
         let mut violations = 0;
         let (mut bare, mut ours, mut least) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..shape.rounds() {
+            tidy(&runtime);
             bare.push(self::bare(&runtime, &shape));
+            tidy(&runtime);
             let (cost, wrong) = self::ours(&runtime, &shape);
             ours.push(cost);
             violations += wrong;
             if shape.tasks_each == 1 {
+                tidy(&runtime);
                 least.push(self::least(&runtime, &shape));
             }
         }
@@ -154,8 +158,8 @@ fn bare(runtime: &Runtime, shape: &Shape) -> Cost {
 }
 
 fn ours(runtime: &Runtime, shape: &Shape) -> (Cost, u64) {
-    let next: Arc<Vec<AtomicU32>> = Arc::new((0..shape.keys).map(|_| AtomicU32::new(0)).collect());
-    let violations = Arc::new(AtomicU64::new(0));
+    load::reset();
+    let mut numbers = Numbers::new(0, shape.keys);
     let executor = {
         let _inside = runtime.enter();
         let builder = Executor::builder();
@@ -165,18 +169,15 @@ fn ours(runtime: &Runtime, shape: &Shape) -> (Cost, u64) {
         };
         builder.build().expect("fine")
     };
-    let (keys, tasks_each, wrong) = (shape.keys, shape.tasks_each, violations.clone());
+    let (keys, tasks_each) = (shape.keys, shape.tasks_each);
     let cost = Cost::of(shape.count() as u64, || {
         runtime.block_on(async {
             let spawned = tokio::spawn(async move {
-                for number in 0..tasks_each {
+                for _ in 0..tasks_each {
                     for key in 0..keys {
-                        let (next, wrong) = (next.clone(), wrong.clone());
+                        let task = numbers.task_of(key);
                         let nap = async move {
-                            if next[key].swap(number as u32 + 1, Ordering::Relaxed) != number as u32
-                            {
-                                wrong.fetch_add(1, Ordering::Relaxed);
-                            }
+                            task.check();
                             tokio::time::sleep(NAP).await;
                         };
                         executor.post(key, nap).expect("there is room");
@@ -187,7 +188,7 @@ fn ours(runtime: &Runtime, shape: &Shape) -> (Cost, u64) {
             spawned.await.expect("no panic");
         });
     });
-    (cost, violations.load(Ordering::Relaxed))
+    (cost, load::violations())
 }
 
 type Nap = Pin<Box<dyn Future<Output = ()> + Send>>;
