@@ -10,7 +10,13 @@ const ITEMS: &str = "crates/keylane/src/lanes/items.rs";
 const TURNS: &str = "crates/keylane/src/lanes/turns.rs";
 const RATE: &str = "crates/keylane/src/lanes/rate.rs";
 
-const SHELL: &str = "crates/keylane/src/shell.rs";
+const SHELL: &str = "crates/keylane/src/shell/mod.rs";
+const SHELL_DRIVEN: &str = "crates/keylane/src/shell/driven.rs";
+const SHELL_ENDS: &str = "crates/keylane/src/shell/ends.rs";
+const SHELL_IDLE: &str = "crates/keylane/src/shell/idle.rs";
+const SHELL_RUNNER: &str = "crates/keylane/src/shell/runner.rs";
+const SHELL_STARTS: &str = "crates/keylane/src/shell/starts.rs";
+const SHELL_SUBMIT: &str = "crates/keylane/src/shell/submit.rs";
 const STOPS: &str = "crates/keylane/src/stops.rs";
 const JOB: &str = "crates/keylane/src/job.rs";
 const PERMITS: &str = "crates/keylane/src/permits.rs";
@@ -227,6 +233,14 @@ const HISTORIES: TestRun = TestRun {
     target: &["--test", "it"],
     filter: "lanes_model",
     env: &[("KEYLANE_HISTORIES", "20000"), ("KEYLANE_SEED", "1")],
+};
+
+/// Permits of several executors.
+const SHARED_PERMITS: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "permits::",
+    env: &[],
 };
 
 /// What keys are.
@@ -937,7 +951,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "runner-retires-without-looking-again",
         invariant: "L6",
-        file: SHELL,
+        file: SHELL_RUNNER,
         find: "if !inbox.queue.is_empty() || std::mem::take(&mut inbox.again) {",
         replace: "if !inbox.queue.is_empty() {",
         test: SHUTTLE,
@@ -951,9 +965,33 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SHUTTLE,
     },
     Mutation {
+        name: "left-end-that-nobody-reports",
+        invariant: "L4",
+        file: SHELL_ENDS,
+        find: "            inbox.runners += 1;\n            drop(inbox);\n            self.start_collector();",
+        replace: "            inbox.again = true;",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "ends-keep-shared-permits",
+        invariant: "L4",
+        file: SHELL_ENDS,
+        find: "            permits.give(freed);",
+        replace: "            permits.give(freed.min(0));",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "shared-permit-is-kept-where-nothing-starts",
+        invariant: "L4",
+        file: SHELL_STARTS,
+        find: "                self.give_permit();\n                None",
+        replace: "                None",
+        test: SHARED_PERMITS,
+    },
+    Mutation {
         name: "closed-is-asked-before-the-lock",
         invariant: "L4",
-        file: SHELL,
+        file: SHELL_SUBMIT,
         find: "        let mut inbox = lock(&self.inbox.0);\n        if inbox.closed {\n            return Err(NotTaken::Closed(job));\n        }\n        if inbox.direct {",
         replace: "        if self.is_closed() {\n            return Err(NotTaken::Closed(job));\n        }\n        let mut inbox = lock(&self.inbox.0);\n        if inbox.direct {",
         test: SHUTTLE,
@@ -969,7 +1007,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stopped-run-keeps-its-permit",
         invariant: "L4",
-        file: SHELL,
+        file: SHELL_DRIVEN,
         find: "        let after = self.shell.work.abandon(run, stop);\n        self.shell.end_one((ticket, Ended::Done(after)));",
         replace: "        let after = self.shell.work.abandon(run, stop);\n        std::mem::forget((ticket, after));",
         test: SHUTTLE,
@@ -985,7 +1023,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "stop-of-a-run-that-waits-is-not-looked-for",
         invariant: "L4",
-        file: SHELL,
+        file: SHELL_DRIVEN,
         find: "        let mut stop = this.is_to_stop();",
         replace: "        let mut stop = None;",
         test: SHUTTLE,
@@ -1009,7 +1047,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "runner-goes-with-the-run-it-came-from",
         invariant: "L4",
-        file: SHELL,
+        file: SHELL_RUNNER,
         find: "        if !self.retired {\n            let (ended, batch)",
         replace: "        if false {\n            let (ended, batch)",
         test: SHUTTLE,
@@ -1017,7 +1055,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "limits-of-a-lane-that-went",
         invariant: "L3",
-        file: SHELL,
+        file: SHELL_SUBMIT,
         find: "                return self.change(state, |state, inbox| change(state, inbox, key, spec));",
         replace: "                drop(state);\n                return self.with(|state, inbox| change(state, inbox, key, spec));",
         test: SHUTTLE,
@@ -1025,7 +1063,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "idle-before-the-results",
         invariant: "L4",
-        file: SHELL,
+        file: SHELL_IDLE,
         find: "        if self.is_idle(&state) && !lock(&self.publishing).wait_for_all() {",
         replace: "        if self.is_idle(&state) {",
         test: SHUTTLE,
@@ -1033,7 +1071,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "idle-with-submits-in-the-inbox",
         invariant: "L4",
-        file: SHELL,
+        file: SHELL_IDLE,
         find: "        state.lanes.is_idle() && state.taken.is_empty() && lock(&self.inbox.0).queue.is_empty()",
         replace: "        state.lanes.is_idle()",
         test: SHUTTLE,
@@ -1049,7 +1087,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "runner-retires-with-submits-half-way-in",
         invariant: "L6",
-        file: SHELL,
+        file: SHELL_RUNNER,
         find: "            if self.batch.is_empty() && !self.untaken {",
         replace: "            if self.batch.is_empty() {",
         test: SHUTTLE,
@@ -1057,7 +1095,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "what-was-taken-first-goes-in-last",
         invariant: "L1",
-        file: SHELL,
+        file: SHELL_SUBMIT,
         find: "        self.push_taken(usize::MAX);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX);",
         replace: "        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX);",
         test: SHUTTLE,
@@ -1065,7 +1103,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "key-is-idle-before-its-results",
         invariant: "L4",
-        file: SHELL,
+        file: SHELL_IDLE,
         find: "            of_keys.into_iter().for_each(|key| publishing.wait(key));",
         replace: "            return of_keys;",
         test: SHUTTLE,
@@ -1081,7 +1119,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "caller-is-cut-off-in-the-middle-of-a-poll",
         invariant: "L3",
-        file: SHELL,
+        file: SHELL_DRIVEN,
         find: "        self.stopping = self.shell.work.stops_by_itself(run, stop);",
         replace: "        self.stopping = false && self.shell.work.stops_by_itself(run, stop);",
         test: SHUTTLE,

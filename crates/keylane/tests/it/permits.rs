@@ -1,6 +1,6 @@
 //! Permits shared by several executors.
 
-use keylane::{Executor, Mode, Permits};
+use keylane::{Executor, Mode, Permits, Rate};
 
 use crate::support::{Door, MS, Peak, assert_nothing_left, settle};
 
@@ -41,6 +41,30 @@ async fn a_permit_freed_by_one_executor_wakes_the_other() {
     door.let_in(1);
     assert!(waits.await.is_done());
     assert_eq!(permits.in_use(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_executor_that_may_start_nothing_keeps_no_permit() {
+    let permits = Permits::new(2);
+    let limits = [
+        Executor::builder().concurrency(1),
+        Executor::builder().rate(Rate::per_second(1)),
+    ];
+    for limited in limits {
+        let limited = limited.shared_permits(permits.clone()).build().unwrap();
+        let door = Door::closed();
+        let both = [0, 1].map(|key: usize| limited.submit(key, door.passes(())));
+        settle().await;
+        // One runs; the other waits for something else than a permit.
+        assert_eq!((permits.in_use(), limited.stats().queued), (1, 1));
+        let other = sharing(&permits);
+        assert!(other.submit(0, async {}).await.is_done());
+        door.let_in(2);
+        for one in both {
+            assert!(one.await.is_done());
+        }
+        assert_eq!(permits.in_use(), 0);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,220 @@
+//! A run under way, as a task of its own.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+use super::ends::{EndedRun, Ends};
+use super::{BATCH, Ended, Shell, Stop, Work};
+use crate::lanes::Ticket;
+use crate::rt::try_lock;
+
+/// A run under way. Dropped before its end, because the runtime goes, it frees its permit.
+pub(super) struct Driven<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    shell: Arc<Shell<K, W>>,
+    run: Option<(W::Run, Ticket)>,
+    /// It may be asked to stop.
+    stoppable: bool,
+    /// It was asked to, and is seen to its end because somebody else is in the middle of it.
+    stopping: bool,
+    /// It can be woken to be told so.
+    registered: bool,
+    /// The run was polled and is not ready.
+    pending: bool,
+    /// How many runs it went on with.
+    starts: u32,
+}
+
+impl<K, W> Driven<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    pub(super) fn new(
+        shell: Arc<Shell<K, W>>,
+        run: W::Run,
+        ticket: Ticket,
+        stoppable: bool,
+    ) -> Self {
+        Self {
+            shell,
+            run: Some((run, ticket)),
+            stoppable,
+            stopping: false,
+            registered: false,
+            pending: false,
+            starts: 0,
+        }
+    }
+
+    fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
+        let (run, _) = self.run.as_mut().expect("polled until it is ready");
+        match Pin::new(run).poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(ended) => {
+                let ticket = self.take_run().1;
+                Poll::Ready((ticket, ended))
+            }
+        }
+    }
+
+    /// The run is over, or is to be.
+    fn take_run(&mut self) -> (W::Run, Ticket) {
+        let (run, ticket) = self.run.take().expect("it is not over yet");
+        if std::mem::take(&mut self.registered) {
+            self.shell.stops.forget(&ticket);
+        }
+        (run, ticket)
+    }
+
+    /// How the run was asked to stop, if it was.
+    fn asked(&self) -> Option<Stop> {
+        let (_, ticket) = self.run.as_ref()?;
+        self.shell.stops.asked(ticket)
+    }
+
+    /// How the run is to stop, if it is and does not already.
+    fn is_to_stop(&self) -> Option<Stop> {
+        let may = self.stoppable && !self.stopping;
+        may.then(|| self.asked()).flatten()
+    }
+
+    /// The run goes on: whoever wants to stop it has to wake it. Answers how it is to stop, if that
+    /// was asked for meanwhile.
+    fn register(&mut self, cx: &Context<'_>) -> Option<Stop> {
+        if !self.stoppable || self.registered || self.stopping {
+            return None;
+        }
+        let (_, ticket) = self.run.as_ref()?;
+        let stop = self.shell.stops.register(ticket, cx.waker());
+        self.registered = stop.is_none();
+        stop
+    }
+
+    /// Cuts the run off, unless somebody else is in the middle of it: its permit is free when that is
+    /// over. `true` when it is over now.
+    fn stop(&mut self, stop: Stop) -> bool {
+        let (run, _) = self.run.as_ref().expect("it is not over yet");
+        self.stopping = self.shell.work.stops_by_itself(run, stop);
+        if self.stopping {
+            return false;
+        }
+        self.abandon(stop);
+        true
+    }
+
+    fn abandon(&mut self, stop: Stop) {
+        let (run, ticket) = self.take_run();
+        let after = self.shell.work.abandon(run, stop);
+        self.shell.end_one((ticket, Ended::Done(after)));
+    }
+}
+
+/// Sees the run to its end, and those that it goes on with. By hand, because there is one for every
+/// run that is under way, and a future of the compiler's would have it twice.
+impl<K, W> Future for Driven<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let mut stop = this.is_to_stop();
+        loop {
+            if let Some(stop) = stop.take()
+                && this.stop(stop)
+            {
+                return Poll::Ready(());
+            }
+            let Poll::Ready(ended) = this.poll_run(cx) else {
+                this.pending = true;
+                stop = this.register(cx);
+                if stop.is_some() {
+                    continue;
+                }
+                return Poll::Pending;
+            };
+            if !std::mem::take(&mut this.pending) {
+                this.shell.note_ready();
+            }
+            let Some((ticket, job)) = this.shell.end_and_go_on(ended) else {
+                return Poll::Ready(());
+            };
+            this.stoppable = this.shell.work.stoppable(&job);
+            this.stopping = false;
+            let run = this.shell.work.start(job, ticket.slot());
+            this.run = Some((run, ticket));
+            stop = this.is_to_stop();
+            this.starts = this.starts.wrapping_add(1);
+            if (this.starts as usize).is_multiple_of(BATCH) {
+                // Others may run first.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+}
+
+impl<K, W> Drop for Driven<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn drop(&mut self) {
+        // The runtime goes.
+        if self.run.is_some() {
+            let stop = self.asked().unwrap_or(Stop::All);
+            self.abandon(stop);
+        }
+    }
+}
+
+impl<K, W> Shell<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    /// A run of its own ended. Where nobody else is at the lanes, its task reports that and goes
+    /// on with the next start, which saves a runner and a task for it.
+    fn end_and_go_on(&self, ended: EndedRun<W>) -> Option<(Ticket, W::Job)> {
+        let locked = match self.waits.load(Ordering::Relaxed) {
+            true => try_lock(&self.state.0),
+            false => None,
+        };
+        let Some(mut state) = locked else {
+            self.leave_end(ended);
+            return None;
+        };
+        state.take_in(&self.inbox.0, self.intake());
+        let mut ends = Ends::default();
+        self.report_one(&mut state, ended.0, ended.1, &mut ends);
+        let now = self.tick(&mut state);
+        let next = self.next(&mut state, now);
+        let out = self.finish(&mut state);
+        drop(state);
+        self.publish(&mut ends);
+        self.deliver(out);
+        next
+    }
+}
+
+#[cfg(test)]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tasks::{Lane, Tasks};
+
+    #[test]
+    fn what_every_run_under_way_has_is_small() {
+        let bytes = size_of::<Driven<Lane<Arc<str>>, Tasks<Arc<str>>>>();
+        assert!(bytes <= 64, "{bytes} bytes");
+    }
+}

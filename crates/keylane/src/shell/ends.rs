@@ -1,0 +1,155 @@
+//! Runs that ended: reported to the lanes, then their results can be seen.
+
+use super::idle::tell;
+use super::{BATCH, Ended, PLACES, Shell, State, Types, Work};
+use crate::lanes::Ticket;
+use crate::rt::lock;
+
+/// The most ends whose memory is kept when they are reported.
+pub(super) const MOST_KEPT: usize = BATCH * BATCH;
+
+/// A run that ended, with its permit.
+pub(super) type EndedRun<W> = (Ticket, Ended<<W as Types>::Job, <W as Types>::After>);
+
+/// Ends that were reported: how many permits that freed, and what is to be seen of them.
+pub(super) struct Ends<A> {
+    freed: usize,
+    pub(super) afters: Vec<A>,
+    /// Their number among those being published, if there is anything to be seen of them.
+    number: u64,
+}
+
+impl<A> Default for Ends<A> {
+    fn default() -> Self {
+        Self {
+            freed: 0,
+            afters: Vec::new(),
+            number: 0,
+        }
+    }
+}
+
+impl<K, W> Shell<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    /// Reports one end and leaves the rest to the runners.
+    pub(super) fn end_one(&self, ended: EndedRun<W>) {
+        let mut state = lock(&self.state.0);
+        let mut ends = Ends::default();
+        self.report_one(&mut state, ended.0, ended.1, &mut ends);
+        let out = self.finish(&mut state);
+        drop(state);
+        self.publish(&mut ends);
+        self.deliver(out);
+    }
+
+    /// A run of its own ended: a runner will report it, with all that end about now.
+    pub(super) fn leave_end(&self, ended: EndedRun<W>) {
+        {
+            let place = crate::rt::place_of_thread(PLACES);
+            let mut ends = lock(&self.ends[place].0);
+            let first = ends.is_empty();
+            ends.push(ended);
+            if !first {
+                // Whoever left the first one here saw to it that a runner comes.
+                return;
+            }
+        }
+        let mut inbox = lock(&self.inbox.0);
+        // Also beside another runner: that one may be in the middle of a long poll.
+        if inbox.runners < self.workers {
+            inbox.runners += 1;
+            drop(inbox);
+            self.start_collector();
+        } else {
+            inbox.again = true;
+        }
+    }
+
+    pub(super) fn take_ends(&self, ended: &mut Vec<EndedRun<W>>) {
+        for place in &self.ends {
+            let mut left = lock(&place.0);
+            ended.append(&mut left);
+            if left.capacity() > MOST_KEPT {
+                *left = Vec::new();
+            }
+        }
+    }
+
+    /// Tells the lanes what ended.
+    pub(super) fn report(
+        &self,
+        state: &mut State<K, W::Job>,
+        ended: &mut Vec<EndedRun<W>>,
+        ends: &mut Ends<W::After>,
+    ) {
+        // What was not ready at once has been away for a while.
+        let far = self.are_pending();
+        let mut ended = ended.drain(..);
+        while !ended.as_slice().is_empty() {
+            // As with starts: what is far away is fetched together.
+            let together = &ended.as_slice()[..BATCH.min(ended.len())];
+            if together.len() > 1 {
+                let tickets = together.iter().map(|(ticket, _)| ticket);
+                state.lanes.fetch(tickets.clone());
+                if far {
+                    state.lanes.fetch_for_retiring(tickets);
+                }
+            }
+            for (ticket, ended) in ended.by_ref().take(BATCH) {
+                self.report_one(state, ticket, ended, ends);
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn report_one(
+        &self,
+        state: &mut State<K, W::Job>,
+        ticket: Ticket,
+        ended: Ended<W::Job, W::After>,
+        ends: &mut Ends<W::After>,
+    ) {
+        ends.freed += 1;
+        self.stops.forget_asked(&ticket);
+        match ended {
+            Ended::Done(None) => state.lanes.done(ticket),
+            Ended::Done(Some(after)) => {
+                state.lanes.done(ticket);
+                if ends.afters.is_empty() {
+                    ends.number = lock(&self.publishing).begin();
+                }
+                ends.afters.push(after);
+            }
+            Ended::Hold { job, hold } => {
+                let hold = self.hold_of(&hold);
+                state.lanes.hold(ticket, *job, hold);
+            }
+            Ended::Flush { job } => state.lanes.flush_from(ticket, job.map(|job| *job)),
+        }
+    }
+
+    /// The permits are free: gives shared ones back, then lets the results be seen.
+    pub(super) fn publish(&self, ends: &mut Ends<W::After>) {
+        let freed = std::mem::take(&mut ends.freed);
+        if let Some(permits) = &self.permits {
+            permits.give(freed);
+        }
+        if ends.afters.is_empty() {
+            return;
+        }
+        for after in ends.afters.drain(..) {
+            self.work.after(after);
+        }
+        let mut publishing = lock(&self.publishing);
+        let idle = publishing.end(ends.number);
+        let last = publishing.is_last();
+        drop(publishing);
+        tell(idle);
+        if last {
+            self.tell_idle();
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Runners: tasks that take starts in batches and poll each once.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+
+use super::driven::Driven;
+use super::ends::{EndedRun, Ends, MOST_KEPT};
+use super::{Ended, Shell, Until, Work};
+use crate::lanes::Ticket;
+use crate::rt::{lock, try_lock};
+
+/// How long a runner goes on before it lets others run.
+const TURN: std::time::Duration = std::time::Duration::from_micros(500);
+/// How long a poll takes, in nanoseconds, where a second runner pays.
+const HELP_NANOS: u32 = 1_000;
+
+/// What one runner carries from lock to lock. Dropped before it has retired (the runtime goes), it
+/// leaves that to other runners.
+struct Runner<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    shell: Arc<Shell<K, W>>,
+    ended: Vec<EndedRun<W>>,
+    batch: Vec<(Ticket, W::Job)>,
+    /// Reported, and their results not yet seen.
+    ends: Ends<W::After>,
+    /// No two of a lane run at once, so that their order is not up to who polls them first.
+    one_by_one: bool,
+    /// Not everything that was submitted is in the lanes.
+    untaken: bool,
+    /// Somebody else had the lock when this was last tried.
+    waited: bool,
+    /// Results were let be seen since others could run.
+    published: bool,
+    retired: bool,
+}
+
+impl<K, W> Runner<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn new(shell: Arc<Shell<K, W>>) -> Self {
+        Self {
+            shell,
+            ended: Vec::new(),
+            batch: Vec::new(),
+            ends: Ends::default(),
+            one_by_one: false,
+            untaken: false,
+            waited: false,
+            published: false,
+            retired: false,
+        }
+    }
+
+    /// Takes starts until there are none.
+    async fn run(mut self) {
+        let mut began = std::time::Instant::now();
+        while !self.retired {
+            let Some(helped) = self.turn() else {
+                crate::rt::yield_now().await;
+                continue;
+            };
+            if self.batch.is_empty() && !self.untaken {
+                self.retired = self.shell.retire();
+                continue;
+            }
+            let (now, spawned) = self.poll_batch();
+            if self.shell.has_surplus_runner() {
+                // Dropped, it reports what ended and leaves the rest to the others.
+                return;
+            }
+            if crate::rt::now_and_then() {
+                continue;
+            }
+            if helped || spawned {
+                // One of the two is found by an idle worker; and what was spawned goes first, while
+                // it is near.
+                crate::rt::move_over().await;
+            } else if now.duration_since(began) < TURN && !cfg!(keylane_shuttle) {
+                continue;
+            } else if std::mem::take(&mut self.published) {
+                // Who waits for results may go on beside it.
+                crate::rt::move_over().await;
+            } else {
+                crate::rt::yield_now().await;
+            }
+            began = std::time::Instant::now();
+        }
+    }
+
+    /// One lock: report what ended, take in what was submitted, take the next batch. Answers whether
+    /// another runner was called; nothing where somebody else has the lock, and this worker may have
+    /// better to do than to wait for it.
+    fn turn(&mut self) -> Option<bool> {
+        let shell = self.shell.clone();
+        let state = match std::mem::take(&mut self.waited) {
+            true => Some(lock(&shell.state.0)),
+            false => try_lock(&shell.state.0),
+        };
+        let Some(mut state) = state else {
+            self.waited = true;
+            return None;
+        };
+        if self.ended.capacity() == 0 {
+            self.ended = std::mem::take(&mut lock(&shell.spare));
+        }
+        state.take_in(&shell.inbox.0, shell.intake());
+        shell.take_ends(&mut self.ended);
+        let ends = &mut self.ends;
+        shell.report(&mut state, &mut self.ended, ends);
+        let full = shell.fill(&mut state, &mut self.batch, shell.batch());
+        if self.batch.is_empty() && self.ended.capacity() <= MOST_KEPT {
+            *lock(&shell.spare) = std::mem::take(&mut self.ended);
+        }
+        self.untaken = !state.taken.is_empty();
+        self.one_by_one = shell.is_one_by_one(&state);
+        let mut out = shell.finish(&mut state);
+        let more = std::mem::take(&mut out.run) && full;
+        drop(state);
+        self.published |= !ends.afters.is_empty();
+        shell.publish(ends);
+        let helped = more && shell.another_runner();
+        shell.deliver(out);
+        Some(helped)
+    }
+
+    /// Starts a batch, and what that makes way for as long as the batch would have been larger.
+    /// Answers when it was through, and whether there are new tasks.
+    fn poll_batch(&mut self) -> (std::time::Instant, bool) {
+        let before = std::time::Instant::now();
+        let most = self.shell.batch();
+        let mut count = self.batch.len();
+        let mut spawned = self.poll_each();
+        while count < most && self.go_on(most - count) {
+            count += self.batch.len();
+            spawned |= self.poll_each();
+        }
+        let now = std::time::Instant::now();
+        if count > 0 {
+            self.shell.note_polls(count, now.duration_since(before));
+        }
+        (now, spawned)
+    }
+
+    /// Takes what may start now that some have ended, as much of it as one lane gives. What else
+    /// follows from their ends, and their results, is left to the next turn, as with any batch.
+    fn go_on(&mut self, most: usize) -> bool {
+        let shell = &self.shell;
+        if self.ended.is_empty() || shell.permits.is_some() {
+            return false;
+        }
+        let mut state = lock(&shell.state.0);
+        if state.lanes.waiting() > 0 {
+            let ends = &mut self.ends;
+            shell.report(&mut state, &mut self.ended, ends);
+            shell.fill(&mut state, &mut self.batch, most);
+            self.one_by_one = shell.is_one_by_one(&state);
+        }
+        !self.batch.is_empty()
+    }
+
+    /// Polls each run once; what is not ready becomes a task of its own. Where hardly any is ready,
+    /// they become that unpolled: one poll less, and not all of them by this runner. Answers whether
+    /// there are new tasks.
+    fn poll_each(&mut self) -> bool {
+        let shell = &self.shell;
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut before = None;
+        let polls = !(self.one_by_one && shell.are_pending());
+        // What waited long is far away: fetched one by one while the one before runs, each would
+        // be waited for; these are under way together.
+        if polls && self.batch.len() > 1 {
+            for (_, job) in &self.batch {
+                shell.work.fetch(job);
+            }
+        }
+        let mut pending = 0;
+        for (ticket, job) in self.batch.drain(..) {
+            let stoppable = shell.work.stoppable(&job);
+            let mut run = shell.work.start(job, ticket.slot());
+            if polls
+                && let Poll::Ready(ended) = shell.work.poll_first(&mut run, &mut cx, &mut before)
+            {
+                self.ended.push((ticket, ended));
+                continue;
+            }
+            pending += 1;
+            let driven = Driven::new(shell.clone(), run, ticket, stoppable);
+            shell.spawner.spawn(driven);
+        }
+        match self.ended.is_empty() {
+            true => shell.note_pending(pending),
+            false => shell.note_ready(),
+        }
+        pending > 0
+    }
+}
+
+impl<K, W> Drop for Runner<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn drop(&mut self) {
+        if !self.retired {
+            let (ended, batch) = (&mut self.ended, &mut self.batch);
+            self.shell.take_over(ended, batch, &mut self.ends);
+        }
+    }
+}
+
+impl<K, W> Shell<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    pub(super) fn start_runner(&self) {
+        if let Some(shell) = self.me.upgrade() {
+            // Made inside: where the runtime is gone, there is no runner, and nothing to take over.
+            self.spawner
+                .spawn(async move { Runner::new(shell).run().await });
+        }
+    }
+
+    /// A runner that was just started may be where only this worker looks, which goes on
+    /// submitting: whatever is spawned next puts it where idle ones look.
+    pub(super) fn nudge(&self) {
+        self.spawner.spawn(std::future::ready(()));
+    }
+
+    /// Starts a runner that first lets others run: thousands of runs may end in the same moment,
+    /// and are then reported at once.
+    pub(super) fn start_collector(&self) {
+        if let Some(shell) = self.me.upgrade() {
+            let runner = Runner::new(shell);
+            self.spawner.spawn(async move {
+                crate::rt::yield_now().await;
+                runner.run().await;
+            });
+        }
+    }
+
+    /// More could start than this runner took: another worker may take that.
+    fn another_runner(&self) -> bool {
+        let mut inbox = lock(&self.inbox.0);
+        if inbox.runners >= self.workers || !self.worth_help() {
+            inbox.again = true;
+            return false;
+        }
+        inbox.runners += 1;
+        drop(inbox);
+        self.start_runner();
+        true
+    }
+
+    /// Whether there are more runners than pay: they were started when polls took longer.
+    fn has_surplus_runner(&self) -> bool {
+        (!self.worth_help() || crate::rt::now_and_then()) && lock(&self.inbox.0).runners > 1
+    }
+
+    /// Whether polling takes longer than what two runners would take from each other: the lock,
+    /// and everything they touch on its way from core to core.
+    pub(super) fn worth_help(&self) -> bool {
+        cfg!(keylane_shuttle)
+            || self.poll_nanos.load(Ordering::Relaxed) >= HELP_NANOS
+            || self.are_pending()
+    }
+
+    /// The runner found nothing to start: it ends, unless something changed since it looked.
+    fn retire(&self) -> bool {
+        let mut inbox = lock(&self.inbox.0);
+        if !inbox.queue.is_empty() || std::mem::take(&mut inbox.again) {
+            return false;
+        }
+        inbox.runners -= 1;
+        true
+    }
+
+    /// A runner is gone in the middle of its work: what it had not reported is reported, what it
+    /// had not started goes back to its place, and others go on.
+    fn take_over(
+        &self,
+        ended: &mut Vec<EndedRun<W>>,
+        batch: &mut Vec<(Ticket, W::Job)>,
+        ends: &mut Ends<W::After>,
+    ) {
+        let unstarted = batch.drain(..).map(|(ticket, job)| {
+            let (job, hold) = (Box::new(job), Until::At(self.epoch));
+            (ticket, Ended::Hold { job, hold })
+        });
+        ended.extend(unstarted);
+        self.take_ends(ended);
+        lock(&self.inbox.0).runners -= 1;
+        let mut state = lock(&self.state.0);
+        self.report(&mut state, ended, ends);
+        let out = self.finish(&mut state);
+        drop(state);
+        self.publish(ends);
+        self.deliver(out);
+        self.look_again();
+    }
+}

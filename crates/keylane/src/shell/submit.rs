@@ -1,0 +1,205 @@
+//! What was submitted, on its way into the lanes.
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll};
+
+use super::{BATCH, Inbox, Shell, State, Work};
+use crate::lanes::{Found, LaneLimits, Limits, Spec};
+use crate::rt::{Mutex, lock};
+
+/// How many submits are looked up before the first of them goes into its lane.
+const TOGETHER: usize = 16;
+
+/// Why a submit was not taken; the job comes back.
+pub(crate) enum NotTaken<J> {
+    Closed(J),
+    Full {
+        full: crate::lanes::Full<J>,
+        /// The queue limit of the job's key.
+        key_limit: usize,
+    },
+}
+
+impl<K, W> Shell<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    /// Puts a job at the end of its lane; answers its sequence.
+    pub(crate) fn push(&self, key: K, job: W::Job) -> Result<u64, NotTaken<W::Job>> {
+        let mut inbox = lock(&self.inbox.0);
+        if inbox.closed {
+            return Err(NotTaken::Closed(job));
+        }
+        if inbox.direct {
+            drop(inbox);
+            return self.push_direct(key, job);
+        }
+        let seq = inbox.next_seq;
+        inbox.next_seq += 1;
+        inbox.queue.push_back((key, job));
+        let start = inbox.runners == 0;
+        inbox.runners += usize::from(start);
+        let many = inbox.queue.len() == BATCH;
+        drop(inbox);
+        if start {
+            self.start_runner();
+        } else if many && (self.are_pending() || self.worth_help()) {
+            self.nudge();
+        }
+        Ok(seq)
+    }
+
+    fn push_direct(&self, key: K, job: W::Job) -> Result<u64, NotTaken<W::Job>> {
+        self.with_spec(key, |state, inbox, key, spec| {
+            if inbox.closed {
+                return Err(NotTaken::Closed(job));
+            }
+            let key_limit = self.limits_in(state, &key, &spec).queue;
+            let pushed = state.lanes.push(key, job, |_| spec);
+            inbox.next_seq = state.lanes.next_sequence();
+            let full = |full| NotTaken::Full { full, key_limit };
+            pushed.map(|item| item.sequence()).map_err(full)
+        })
+    }
+
+    /// As [`Self::push`], but takes its place even without room; `true` when there was room. If
+    /// not, [`Self::poll_room`] tells when there is.
+    pub(crate) fn push_over(&self, key: K, job: W::Job) -> Result<(u64, bool), W::Job> {
+        self.with_spec(key, |state, inbox, key, spec| {
+            if inbox.closed {
+                return Err(job);
+            }
+            let (item, room) = state.lanes.push_over(key, job, |_| spec);
+            inbox.next_seq = state.lanes.next_sequence();
+            if !room {
+                state.room.insert(item.sequence(), None);
+            }
+            Ok((item.sequence(), room))
+        })
+    }
+
+    pub(crate) fn poll_room(&self, seq: u64, cx: &Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.state.0);
+        match state.room.get_mut(&seq) {
+            Some(waker) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            None => Poll::Ready(()),
+        }
+    }
+
+    /// As [`Self::with`], with what a lane of this key is to be like if it has none. The user's
+    /// code says that and is asked outside the lock; its answer counts only if the lane is still
+    /// missing and the limits are still those it was asked under.
+    pub(super) fn with_spec<R>(
+        &self,
+        key: K,
+        change: impl FnOnce(&mut State<K, W::Job>, &mut Inbox<K, W::Job>, K, Spec) -> R,
+    ) -> R {
+        let mut asked = None;
+        loop {
+            let mut state = lock(&self.state.0);
+            if let Some(spec) = self.spec_now(&mut state, &key, &asked) {
+                return self.change(state, |state, inbox| change(state, inbox, key, spec));
+            }
+            let version = state.version;
+            drop(state);
+            asked = Some((version, self.work.spec(&key)));
+        }
+    }
+
+    /// What a lane of this key is to be like; `None` when that has to be asked for.
+    fn spec_now(
+        &self,
+        state: &mut State<K, W::Job>,
+        key: &K,
+        asked: &Option<(u64, Spec)>,
+    ) -> Option<Spec> {
+        if !self.work.has_specs() || state.lanes.knows(key) {
+            return Some(Spec::default());
+        }
+        if let Some(spec) = state.remembered.get(key) {
+            return Some(spec.clone());
+        }
+        let (version, spec) = asked.as_ref()?;
+        if *version != state.version {
+            return None;
+        }
+        if self.remember {
+            state.remembered.insert(key.clone(), spec.clone());
+        }
+        Some(spec.clone())
+    }
+
+    /// The limits a lane of this key has or would have.
+    pub(crate) fn limits_of(&self, key: K) -> LaneLimits {
+        self.with_spec(key, |state, _, key, spec| {
+            self.limits_in(state, &key, &spec)
+        })
+    }
+
+    fn limits_in(&self, state: &State<K, W::Job>, key: &K, spec: &Spec) -> LaneLimits {
+        let default = state.lanes.limits().lane;
+        if !self.work.has_specs() {
+            return default;
+        }
+        match state.lanes.state_of(key) {
+            Some(lane) if state.lanes.knows(key) => lane.limits,
+            _ => spec.limits.unwrap_or(default),
+        }
+    }
+}
+
+impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
+    /// What was submitted goes into the lanes, so much of it at the most. The inbox is free again as
+    /// soon as its queue is taken.
+    pub(super) fn take_in(&mut self, inbox: &Mutex<Inbox<K, J>>, most: usize) {
+        if self.taken.is_empty() {
+            std::mem::swap(&mut self.taken, &mut lock(inbox).queue);
+        }
+        self.push_taken(most);
+    }
+
+    /// Everything that was submitted goes into the lanes.
+    pub(super) fn take_all(&mut self, inbox: &mut Inbox<K, J>) {
+        self.push_taken(usize::MAX);
+        std::mem::swap(&mut self.taken, &mut inbox.queue);
+        self.push_taken(usize::MAX);
+    }
+
+    fn push_taken(&mut self, most: usize) {
+        let mut left = self.taken.len().min(most);
+        while left > 0 {
+            // As with starts and ends: what is far away is fetched together.
+            let mut found = [Found::default(); TOGETHER];
+            let mut last: Option<(&K, Found)> = None;
+            let mut count = 0;
+            for ((key, _), found) in self.taken.iter().take(left).zip(&mut found) {
+                *found = match last {
+                    // A key that is hot comes several times in a row.
+                    Some((same, found)) if same == key => found,
+                    _ => self.lanes.fetch_for(key),
+                };
+                last = Some((key, *found));
+                count += 1;
+            }
+            for ((key, job), found) in self.taken.drain(..count).zip(found) {
+                let pushed = self.lanes.push_found(key, found, job, |_| Spec::default());
+                debug_assert!(
+                    pushed.is_ok(),
+                    "what can be refused goes straight to the lanes"
+                );
+            }
+            left -= count;
+        }
+        if self.taken.is_empty() && self.taken.capacity() > 4 * BATCH * BATCH {
+            self.taken = VecDeque::new();
+        }
+    }
+}
+
+pub(super) fn must_be_direct(limits: &Limits) -> bool {
+    limits.queue != usize::MAX || limits.lane.queue != usize::MAX
+}

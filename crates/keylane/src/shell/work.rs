@@ -1,0 +1,101 @@
+//! What a shell runs, and how.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::time::Instant;
+
+use crate::lanes::{Spec, Time};
+
+/// What is to be done with what a flush took, and what of it stays in its place.
+pub(crate) type Flushing<J> = Pin<Box<dyn Future<Output = Vec<(u64, J)>> + Send>>;
+
+/// The types of [`Work`]. Apart from it and without bounds, because the compiler proves `Send` of
+/// a future that holds a shell for every lifetime of its key, `'static` or not.
+pub(crate) trait Types {
+    type Job;
+    type Run;
+    /// What remains to be done once the permit is free.
+    type After;
+}
+
+/// What the shell runs, and how.
+pub(crate) trait Work<K>:
+    Types<
+        Job: Send + 'static,
+        Run: Future<Output = Ended<Self::Job, Self::After>> + Send + Unpin + 'static,
+        After: Send + 'static,
+    > + Sized
+    + Send
+    + Sync
+    + 'static
+{
+    /// What keeps the job at the front of a lane from starting, if anything does. Asked under the
+    /// lock: quick and pure.
+    fn gate(&self, job: &Self::Job) -> Option<Until>;
+    fn start(&self, job: Self::Job, slot: usize) -> Self::Run;
+    /// Polls a run for the first time. `before` is when the run before it ended, if that was just now:
+    /// one reading of the clock tells the end of one and the beginning of the next.
+    fn poll_first(
+        &self,
+        run: &mut Self::Run,
+        cx: &mut Context<'_>,
+        before: &mut Option<Time>,
+    ) -> Poll<Ended<Self::Job, Self::After>> {
+        *before = None;
+        Pin::new(run).poll(cx)
+    }
+    /// Looks at what starting the job will need, so that it is near when that comes.
+    fn fetch(&self, job: &Self::Job);
+    /// Whether the job's run may be asked to stop, because dropping it does that.
+    fn stoppable(&self, job: &Self::Job) -> bool;
+    /// Asks a run to stop that cannot be cut off at this moment, because somebody else is in the
+    /// middle of it; `false` when nobody is.
+    fn stops_by_itself(&self, run: &Self::Run, stop: Stop) -> bool;
+    /// The run is cut off before its end.
+    fn abandon(&self, run: Self::Run, stop: Stop) -> Option<Self::After>;
+    /// The permit is free: results may be seen now.
+    fn after(&self, after: Self::After);
+    /// Deals with what a flush took behind so many that run, and answers what is to go back to its
+    /// place.
+    fn flushed(
+        self: &Arc<Self>,
+        key: K,
+        jobs: Vec<(u64, Self::Job)>,
+        running: usize,
+    ) -> Flushing<Self::Job>;
+    /// Deals with a panic of the user's code.
+    fn panicked(&self, who: &str, message: &str);
+    /// What a new lane of this key is like. User code may run: never under the lock.
+    fn spec(&self, key: &K) -> Spec;
+    /// Whether [`Work::spec`] depends on the key at all.
+    fn has_specs(&self) -> bool;
+    /// Is told how much there is after each change.
+    #[cfg(feature = "metrics")]
+    fn observe(&self, queued: usize, running: usize, live_keys: usize);
+}
+
+/// How a run ended. Nearly all are done with nothing left to do, so that is small: it is handed on
+/// several times, and jobs may be large.
+pub(crate) enum Ended<J, A> {
+    Done(Option<A>),
+    Hold { job: Box<J>, hold: Until },
+    Flush { job: Option<Box<J>> },
+}
+
+/// How long a put-back job is held.
+pub(crate) enum Until {
+    At(Instant),
+    Released,
+}
+
+/// What ended a run before its time.
+#[derive(Clone, Copy)]
+pub(crate) enum Stop {
+    /// Its key was shut down.
+    Key,
+    /// Everything was, or the runtime went.
+    All,
+}
