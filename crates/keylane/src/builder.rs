@@ -66,7 +66,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
     }
 
     /// How many tasks of one key run at once. Default 1: strict order. With more, first starts
-    /// still happen in submit order.
+    /// still happen in submit order, each up to its first wait before the next.
     pub fn lane_concurrency(mut self, most: usize) -> Self {
         self.limits.lane_concurrency = most;
         self

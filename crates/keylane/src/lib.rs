@@ -24,7 +24,9 @@
 //!   and its permits are free, always, whoever submits from wherever: the order is the order in
 //!   which the submits took place.
 //! * With lane concurrency *N* the *first starts* of a key's tasks happen in submit order, and
-//!   never more than *N* run at once.
+//!   never more than *N* run at once. The first step of a task, up to its first wait, is over before
+//!   that of the next begins, on whatever worker; after that they run as they come. So work that
+//!   never waits goes one after the other within its key: make it [`blocking`].
 //! * In the [job form](JobExecutor) a job can be [put back](Reply::Hold): it keeps its place, and
 //!   its lane waits with it, taking no permit.
 //!

@@ -13,6 +13,7 @@ const RATE: &str = "crates/keylane/src/lanes/rate.rs";
 const SHELL: &str = "crates/keylane/src/shell/mod.rs";
 const SHELL_DRIVEN: &str = "crates/keylane/src/shell/driven.rs";
 const SHELL_ENDS: &str = "crates/keylane/src/shell/ends.rs";
+const SHELL_FIRST_POLLS: &str = "crates/keylane/src/shell/first_polls.rs";
 const SHELL_IDLE: &str = "crates/keylane/src/shell/idle.rs";
 const SHELL_RUNNER: &str = "crates/keylane/src/shell/runner.rs";
 const SHELL_STARTS: &str = "crates/keylane/src/shell/starts.rs";
@@ -233,6 +234,14 @@ const HISTORIES: TestRun = TestRun {
     target: &["--test", "it"],
     filter: "lanes_model",
     env: &[("KEYLANE_HISTORIES", "20000"), ("KEYLANE_SEED", "1")],
+};
+
+/// In which order tasks run, also on several workers.
+const ORDERED: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "order::",
+    env: &[],
 };
 
 /// Permits of several executors.
@@ -963,6 +972,46 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        this.cell.set_status(status);\n        Poll::Ready(ran.and",
         replace: "        this.cell.complete(status);\n        Poll::Ready(ran.and",
         test: SHUTTLE,
+    },
+    Mutation {
+        name: "first-polls-are-anybodys",
+        invariant: "L1",
+        file: SHELL_FIRST_POLLS,
+        find: "        let by = *self.by.entry(lane).or_insert(runner);",
+        replace: "        let by = *self.by.entry(lane).insert(runner).get();",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "handed-starts-are-anybodys-again",
+        invariant: "L1",
+        file: SHELL_FIRST_POLLS,
+        find: "            self.by.insert(lane, runner);\n            starts.push",
+        replace: "            starts.push",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "handed-starts-go-with-their-runner",
+        invariant: "L4",
+        file: SHELL_RUNNER,
+        find: "        batch.extend(state.first_polls.gone(runner));",
+        replace: "        drop(state.first_polls.gone(runner));",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "run-that-ends-polls-the-next-out-of-order",
+        invariant: "L1",
+        file: SHELL_DRIVEN,
+        find: "        let next = match self.is_one_by_one(&state) {",
+        replace: "        let next = match true || self.is_one_by_one(&state) {",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "first-polls-by-any-worker",
+        invariant: "L1",
+        file: SHELL_RUNNER,
+        find: "        let polls = !(self.one_by_one && shell.are_pending());",
+        replace: "        let polls = !shell.are_pending();",
+        test: ORDERED,
     },
     Mutation {
         name: "left-end-that-nobody-reports",

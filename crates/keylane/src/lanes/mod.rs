@@ -551,6 +551,12 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         running.filter_map(lane).map(|(lane, _)| lane)
     }
 
+    /// The lane of what runs.
+    pub(crate) fn lane_of(&self, running: &Ticket) -> u32 {
+        let slot = self.running.slots[running.slot as usize];
+        slot.expect("it runs").0
+    }
+
     /// The item is resolved: its permit is free.
     pub fn done(&mut self, ticket: Ticket) {
         let index = self.end(&ticket);

@@ -196,8 +196,14 @@ where
         state.take_in(&self.inbox.0, self.intake());
         let mut ends = Ends::default();
         self.report_one(&mut state, ended.0, ended.1, &mut ends);
-        let now = self.tick(&mut state);
-        let next = self.next(&mut state, now);
+        let next = match self.is_one_by_one(&state) {
+            true => {
+                let now = self.tick(&mut state);
+                self.next(&mut state, now)
+            }
+            // Runners see to the order of first polls.
+            false => None,
+        };
         let out = self.finish(&mut state);
         drop(state);
         self.publish(&mut ends);

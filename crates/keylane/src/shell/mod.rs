@@ -11,6 +11,7 @@
 
 mod driven;
 mod ends;
+mod first_polls;
 mod flush;
 mod idle;
 mod runner;
@@ -29,6 +30,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use self::ends::EndedRun;
+use self::first_polls::FirstPolls;
 use self::idle::{Publishing, tell};
 use self::starts::BATCH_NANOS;
 pub(crate) use self::submit::NotTaken;
@@ -63,6 +65,7 @@ struct State<K, J> {
     lanes: Lanes<K, J>,
     /// Taken from the inbox, and before everything there; not yet in the lanes.
     taken: VecDeque<(K, J)>,
+    first_polls: FirstPolls<J>,
     /// Waiting for a key, or for everything, to be idle.
     idle_of: HashMap<K, Vec<oneshot::Sender<()>>>,
     idle_all: Vec<oneshot::Sender<()>>,
@@ -116,6 +119,8 @@ pub(crate) struct Shell<K, W: Types> {
     poll_nanos: AtomicU32,
     /// How many runs in a row were not ready at their first poll, up to a batch of them.
     pending: AtomicU32,
+    /// The number of the next runner.
+    next_runner: AtomicU32,
     /// Whether anything waited in the lanes when they were last looked at.
     waits: AtomicBool,
     /// Ends that were reported and whose results cannot be seen yet. Locked inside `state`.
@@ -167,6 +172,7 @@ where
             state: Apart(Mutex::new(State {
                 lanes: Lanes::new(limits),
                 taken: VecDeque::new(),
+                first_polls: FirstPolls::new(),
                 idle_of: HashMap::new(),
                 idle_all: Vec::new(),
                 room: HashMap::new(),
@@ -188,6 +194,7 @@ where
             wants_permit: AtomicBool::new(false),
             poll_nanos: AtomicU32::new(BATCH_NANOS),
             pending: AtomicU32::new(0),
+            next_runner: AtomicU32::new(0),
             waits: AtomicBool::new(false),
             publishing: Mutex::default(),
             me: me.clone(),
@@ -379,6 +386,7 @@ where
     /// What may start, and until when.
     fn hold_of(&self, until: &Until) -> Hold {
         match until {
+            Until::Now => Hold::Free,
             Until::At(at) => Hold::Until(self.time_of(*at)),
             Until::Released => Hold::UntilReleased,
         }

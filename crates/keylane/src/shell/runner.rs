@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::driven::Driven;
 use super::ends::{EndedRun, Ends, MOST_KEPT};
+use super::first_polls::RunnerId;
 use super::{Ended, Shell, Until, Work};
 use crate::lanes::Ticket;
 use crate::rt::{lock, try_lock};
@@ -23,6 +24,7 @@ where
     W: Work<K>,
 {
     shell: Arc<Shell<K, W>>,
+    id: RunnerId,
     ended: Vec<EndedRun<W>>,
     batch: Vec<(Ticket, W::Job)>,
     /// Reported, and their results not yet seen.
@@ -45,6 +47,7 @@ where
 {
     fn new(shell: Arc<Shell<K, W>>) -> Self {
         Self {
+            id: shell.next_runner.fetch_add(1, Ordering::Relaxed),
             shell,
             ended: Vec::new(),
             batch: Vec::new(),
@@ -113,7 +116,7 @@ where
         shell.take_ends(&mut self.ended);
         let ends = &mut self.ends;
         shell.report(&mut state, &mut self.ended, ends);
-        let full = shell.fill(&mut state, &mut self.batch, shell.batch());
+        let full = shell.fill(&mut state, self.id, &mut self.batch, shell.batch());
         if self.batch.is_empty() && self.ended.capacity() <= MOST_KEPT {
             *lock(&shell.spare) = std::mem::take(&mut self.ended);
         }
@@ -158,7 +161,7 @@ where
         if state.lanes.waiting() > 0 {
             let ends = &mut self.ends;
             shell.report(&mut state, &mut self.ended, ends);
-            shell.fill(&mut state, &mut self.batch, most);
+            shell.fill(&mut state, self.id, &mut self.batch, most);
             self.one_by_one = shell.is_one_by_one(&state);
         }
         !self.batch.is_empty()
@@ -209,7 +212,7 @@ where
     fn drop(&mut self) {
         if !self.retired {
             let (ended, batch) = (&mut self.ended, &mut self.batch);
-            self.shell.take_over(ended, batch, &mut self.ends);
+            self.shell.take_over(self.id, ended, batch, &mut self.ends);
         }
     }
 }
@@ -285,18 +288,20 @@ where
     /// had not started goes back to its place, and others go on.
     fn take_over(
         &self,
+        runner: RunnerId,
         ended: &mut Vec<EndedRun<W>>,
         batch: &mut Vec<(Ticket, W::Job)>,
         ends: &mut Ends<W::After>,
     ) {
-        let unstarted = batch.drain(..).map(|(ticket, job)| {
-            let (job, hold) = (Box::new(job), Until::At(self.epoch));
-            (ticket, Ended::Hold { job, hold })
-        });
-        ended.extend(unstarted);
         self.take_ends(ended);
         lock(&self.inbox.0).runners -= 1;
         let mut state = lock(&self.state.0);
+        batch.extend(state.first_polls.gone(runner));
+        let unstarted = batch.drain(..).map(|(ticket, job)| {
+            let (job, hold) = (Box::new(job), Until::Now);
+            (ticket, Ended::Hold { job, hold })
+        });
+        ended.extend(unstarted);
         self.report(&mut state, ended, ends);
         let out = self.finish(&mut state);
         drop(state);

@@ -3,6 +3,7 @@
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
+use super::first_polls::RunnerId;
 use super::{BATCH, Shell, State, Work};
 use crate::lanes::{Hold, Next, Ticket, Time};
 use crate::permits::Kick;
@@ -18,20 +19,45 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    /// Takes so many starts in turn; answers whether there may be more.
+    /// Takes so many starts in turn for a runner that has polled all it had; answers whether there
+    /// may be more.
     #[inline]
     pub(super) fn fill(
         &self,
         state: &mut State<K, W::Job>,
+        runner: RunnerId,
         batch: &mut Vec<(Ticket, W::Job)>,
         most: usize,
     ) -> bool {
+        if !self.is_one_by_one(state) || !state.first_polls.is_empty() {
+            return self.fill_in_order(state, runner, batch, most);
+        }
         let now = self.tick(state);
         while batch.len() < most {
             match self.next(state, now) {
                 Some(start) => batch.push(start),
                 None => return false,
             }
+        }
+        true
+    }
+
+    /// As [`Self::fill`], where several of a lane may run at once.
+    fn fill_in_order(
+        &self,
+        state: &mut State<K, W::Job>,
+        runner: RunnerId,
+        batch: &mut Vec<(Ticket, W::Job)>,
+        most: usize,
+    ) -> bool {
+        batch.extend(state.first_polls.polled(runner));
+        let now = self.tick(state);
+        for _ in batch.len()..most {
+            let Some(start) = self.next(state, now) else {
+                return false;
+            };
+            let lane = state.lanes.lane_of(&start.0);
+            batch.extend(state.first_polls.taken(runner, lane, start));
         }
         true
     }

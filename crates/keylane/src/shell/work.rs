@@ -87,6 +87,8 @@ pub(crate) enum Ended<J, A> {
 
 /// How long a put-back job is held.
 pub(crate) enum Until {
+    /// Not at all: it only goes back to its place.
+    Now,
     At(Instant),
     Released,
 }

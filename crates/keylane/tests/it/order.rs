@@ -190,6 +190,35 @@ async fn with_several_at_once_first_starts_are_in_submit_order() {
     assert_eq!(*starts.lock().unwrap(), (0..200).collect::<Vec<_>>());
 }
 
+/// The numbers of tasks in the order of their first polls, each of which goes on `waits` times.
+async fn first_polls(executor: &Executor<&'static str>, count: u64, waits: usize) -> Vec<u64> {
+    let starts = Arc::new(Mutex::new(Vec::new()));
+    for n in 0..count {
+        let starts = starts.clone();
+        let task = async move {
+            starts.lock().unwrap().push(n);
+            for _ in 0..waits {
+                tokio::task::yield_now().await;
+            }
+        };
+        executor.post("a", task).unwrap();
+    }
+    executor.all_idle().await;
+    let starts = starts.lock().unwrap();
+    starts.clone()
+}
+
+// L1, where several workers start and end tasks at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_several_at_once_first_polls_are_in_submit_order_whoever_polls() {
+    let executor = Executor::builder().lane_concurrency(4).build().unwrap();
+    for waits in [0, 1, 3] {
+        let starts = first_polls(&executor, 20_000, waits).await;
+        let wrong = starts.windows(2).filter(|pair| pair[0] > pair[1]).count();
+        assert_eq!((wrong, starts.len()), (0, 20_000), "with {waits} waits");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn ready_keys_take_turns_of_the_configured_length() {
     for (turn, expected) in [(1, "ababab"), (2, "aabbab"), (3, "aaabbb")] {

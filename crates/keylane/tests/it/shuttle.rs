@@ -351,6 +351,38 @@ fn a_dropped_executor_leaves_every_task_with_a_result() {
     });
 }
 
+/// Tasks of one key of which several run at once; those that wait go on after their first poll.
+fn first_polls(waits: fn(usize) -> bool) {
+    explore(move || async move {
+        let executor = Executor::builder().lane_concurrency(4).build().unwrap();
+        let polled = Arc::new(Mutex::new(Vec::new()));
+        for n in 0..8 {
+            let polled = polled.clone();
+            let task = async move {
+                // Somebody else may be first here.
+                ::shuttle::thread::yield_now();
+                polled.lock().unwrap().push(n);
+                if waits(n) {
+                    yield_now().await;
+                }
+            };
+            executor.post(0, task).unwrap();
+        }
+        executor.all_idle().await;
+        assert_eq!(*polled.lock().unwrap(), [0, 1, 2, 3, 4, 5, 6, 7]);
+    });
+}
+
+#[test]
+fn first_polls_of_a_key_with_several_at_once_are_in_submit_order() {
+    first_polls(|n| n % 2 == 0);
+}
+
+#[test]
+fn first_polls_of_tasks_that_all_wait_are_in_submit_order() {
+    first_polls(|_| true);
+}
+
 #[test]
 fn a_result_is_seen_only_after_its_permits_are_free() {
     explore(|| async {
