@@ -42,6 +42,16 @@ impl<J> FirstPolls<J> {
         starts
     }
 
+    /// As [`Self::polled`], of a runner that lets others run before it comes again: the lanes that it
+    /// had are anybody's meanwhile. `false` when something was taken for it, which is to go first.
+    pub(super) fn let_go(&mut self, runner: RunnerId) -> bool {
+        if self.handed.iter().any(|(to, ..)| *to == runner) {
+            return false;
+        }
+        self.by.retain(|_, by| *by != runner);
+        true
+    }
+
     /// This runner is gone: answers what was taken for it and never polled.
     pub(super) fn gone(&mut self, runner: RunnerId) -> Vec<(Ticket, J)> {
         let left = self.polled(runner);
@@ -62,5 +72,78 @@ impl<J> FirstPolls<J> {
         }
         self.handed.push((by, lane, start.0, start.1));
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lanes::{LaneLimits, Lanes, Limits, Next, Spec, Time};
+
+    /// Starts of two lanes, by turns.
+    fn starts(count: usize) -> Vec<(u32, (Ticket, usize))> {
+        let limits = Limits {
+            lane: LaneLimits {
+                concurrency: count,
+                ..Limits::default().lane
+            },
+            ..Limits::default()
+        };
+        let mut lanes = Lanes::new(limits);
+        for n in 0..count {
+            let pushed = lanes.push(n % 2, n, |_| Spec::default());
+            assert!(pushed.is_ok());
+        }
+        let next = |_| match lanes.next(Time(0), |_, _| crate::lanes::Hold::Free) {
+            Next::Start(ticket, n) => (lanes.lane_of(&ticket), (ticket, n)),
+            _ => unreachable!("all may start"),
+        };
+        (0..count).map(next).collect()
+    }
+
+    fn numbers(starts: Vec<(Ticket, usize)>) -> Vec<usize> {
+        starts.into_iter().map(|(_, n)| n).collect()
+    }
+
+    #[test]
+    fn a_lanes_starts_are_handed_to_whoever_has_one_unpolled() {
+        let mut polls = FirstPolls::new();
+        let mut own = [Vec::new(), Vec::new()];
+        for (n, (lane, start)) in starts(6).into_iter().enumerate() {
+            // The first two to one runner each, the rest to the second.
+            let runner = u32::from(n > 0);
+            own[runner as usize].extend(polls.taken(runner, lane, start));
+        }
+        assert_eq!(own.map(numbers), [vec![0], vec![1, 3, 5]]);
+        assert!(!polls.let_go(0), "something was handed to it");
+        assert_eq!(numbers(polls.polled(0)), [2, 4]);
+        assert_eq!(numbers(polls.polled(0)), []);
+        assert!(!polls.is_empty());
+        assert_eq!(numbers(polls.gone(1)), []);
+        assert!(polls.is_empty());
+    }
+
+    #[test]
+    fn what_a_runner_that_went_or_waits_had_is_anybodys() {
+        let mut polls = FirstPolls::new();
+        let mut starts = starts(6).into_iter();
+        let mut next = |runner| {
+            let (lane, start) = starts.next().unwrap();
+            polls_taken(&mut polls, runner, lane, start)
+        };
+        assert!(next(0) && next(0) && !next(1));
+        assert_eq!(numbers(polls.gone(0)), [2]);
+        let (lane, start) = starts.next().unwrap();
+        assert!(polls_taken(&mut polls, 1, lane, start));
+        assert!(polls.let_go(1) && polls.is_empty());
+    }
+
+    fn polls_taken(
+        polls: &mut FirstPolls<usize>,
+        runner: RunnerId,
+        lane: u32,
+        start: (Ticket, usize),
+    ) -> bool {
+        polls.taken(runner, lane, start).is_some()
     }
 }

@@ -52,7 +52,7 @@ where
             ended: Vec::new(),
             batch: Vec::new(),
             ends: Ends::default(),
-            one_by_one: false,
+            one_by_one: true,
             untaken: false,
             waited: false,
             published: false,
@@ -80,14 +80,16 @@ where
             if crate::rt::now_and_then() {
                 continue;
             }
-            if helped || spawned {
-                // One of the two is found by an idle worker; and what was spawned goes first, while
-                // it is near.
-                crate::rt::move_over().await;
-            } else if now.duration_since(began) < TURN && !cfg!(keylane_shuttle) {
+            let calls = helped || spawned;
+            if !calls && now.duration_since(began) < TURN && !cfg!(keylane_shuttle) {
                 continue;
-            } else if std::mem::take(&mut self.published) {
-                // Who waits for results may go on beside it.
+            }
+            if !self.one_by_one && !lock(&self.shell.state.0).first_polls.let_go(self.id) {
+                continue;
+            }
+            if calls || std::mem::take(&mut self.published) {
+                // One of the two is found by an idle worker; what was spawned goes first, while it
+                // is near; and who waits for results may go on beside it.
                 crate::rt::move_over().await;
             } else {
                 crate::rt::yield_now().await;
@@ -101,7 +103,8 @@ where
     /// better to do than to wait for it.
     fn turn(&mut self) -> Option<bool> {
         let shell = self.shell.clone();
-        let state = match std::mem::take(&mut self.waited) {
+        // Lanes that are this runner's do not wait for it to be its worker's turn again.
+        let state = match std::mem::take(&mut self.waited) || !self.one_by_one {
             true => Some(lock(&shell.state.0)),
             false => try_lock(&shell.state.0),
         };
