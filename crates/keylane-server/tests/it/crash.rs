@@ -211,7 +211,8 @@ async fn replay_parked(folder: &Path) -> u64 {
     let router = router.start().await.unwrap();
     let parked = db.store().parked();
     let messages = parked.iter().map(|lane| lane.messages).sum();
-    for lane in parked {
+    // Those that are on their way out already may be gone at any moment.
+    for lane in parked.into_iter().filter(|lane| !lane.replaying) {
         let by = By {
             who: "test".to_owned(),
             why: "the target is well again".to_owned(),
