@@ -531,14 +531,14 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
 
     /// Looks at what the end of each of these will need, so that all of it is near when that comes.
     pub(crate) fn fetch<'a>(&self, tickets: impl Iterator<Item = &'a Ticket>) {
-        for lane in self.lanes_of(tickets) {
+        for lane in tickets.map(|ticket| self.lane_of(ticket)) {
             std::hint::black_box(self.lanes[lane].running);
         }
     }
 
     /// As [`Self::fetch`] and after it, for lanes that will be gone.
     pub(crate) fn fetch_for_retiring<'a>(&self, tickets: impl Iterator<Item = &'a Ticket>) {
-        for lane in self.lanes_of(tickets) {
+        for lane in tickets.map(|ticket| self.lane_of(ticket)) {
             let Lane { hash, items, .. } = &self.lanes[lane];
             if items.is_empty() {
                 std::hint::black_box(self.index.find(*hash, |&other| other == lane));
@@ -546,12 +546,8 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         }
     }
 
-    fn lanes_of<'a>(&self, running: impl Iterator<Item = &'a Ticket>) -> impl Iterator<Item = u32> {
-        let lane = |ticket: &Ticket| self.running.slots[ticket.slot as usize];
-        running.filter_map(lane).map(|(lane, _)| lane)
-    }
-
     /// The lane of what runs.
+    #[inline]
     pub(crate) fn lane_of(&self, running: &Ticket) -> u32 {
         let slot = self.running.slots[running.slot as usize];
         slot.expect("it runs").0

@@ -126,24 +126,14 @@ mod tests {
     #[test]
     fn what_a_runner_that_went_or_waits_had_is_anybodys() {
         let mut polls = FirstPolls::new();
-        let mut starts = starts(6).into_iter();
-        let mut next = |runner| {
+        let mut starts = starts(4).into_iter();
+        let mut is_own = |polls: &mut FirstPolls<usize>, runner| {
             let (lane, start) = starts.next().unwrap();
-            polls_taken(&mut polls, runner, lane, start)
+            polls.taken(runner, lane, start).is_some()
         };
-        assert!(next(0) && next(0) && !next(1));
+        assert!(is_own(&mut polls, 0) && is_own(&mut polls, 0) && !is_own(&mut polls, 1));
         assert_eq!(numbers(polls.gone(0)), [2]);
-        let (lane, start) = starts.next().unwrap();
-        assert!(polls_taken(&mut polls, 1, lane, start));
+        assert!(is_own(&mut polls, 1));
         assert!(polls.let_go(1) && polls.is_empty());
-    }
-
-    fn polls_taken(
-        polls: &mut FirstPolls<usize>,
-        runner: RunnerId,
-        lane: u32,
-        start: (Ticket, usize),
-    ) -> bool {
-        polls.taken(runner, lane, start).is_some()
     }
 }

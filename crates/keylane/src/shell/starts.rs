@@ -29,35 +29,21 @@ where
         batch: &mut Vec<(Ticket, W::Job)>,
         most: usize,
     ) -> bool {
-        if !self.is_one_by_one(state) || !state.first_polls.is_empty() {
-            return self.fill_in_order(state, runner, batch, most);
+        if !state.first_polls.is_empty() {
+            batch.extend(state.first_polls.polled(runner));
         }
-        let now = self.tick(state);
-        while batch.len() < most {
-            match self.next(state, now) {
-                Some(start) => batch.push(start),
-                None => return false,
-            }
-        }
-        true
-    }
-
-    /// As [`Self::fill`], where several of a lane may run at once.
-    fn fill_in_order(
-        &self,
-        state: &mut State<K, W::Job>,
-        runner: RunnerId,
-        batch: &mut Vec<(Ticket, W::Job)>,
-        most: usize,
-    ) -> bool {
-        batch.extend(state.first_polls.polled(runner));
+        let one_by_one = self.is_one_by_one(state);
         let now = self.tick(state);
         for _ in batch.len()..most {
             let Some(start) = self.next(state, now) else {
                 return false;
             };
-            let lane = state.lanes.lane_of(&start.0);
-            batch.extend(state.first_polls.taken(runner, lane, start));
+            if one_by_one {
+                batch.push(start);
+            } else {
+                let lane = state.lanes.lane_of(&start.0);
+                batch.extend(state.first_polls.taken(runner, lane, start));
+            }
         }
         true
     }

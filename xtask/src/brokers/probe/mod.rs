@@ -12,19 +12,18 @@ mod sqs;
 
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
-use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::broker::Broker;
+use super::marked::until;
 use super::ports::Ports;
 use crate::Result;
 
 /// A call on loopback that takes longer is no answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often a broker may say something wrong about itself, and what it is given to get over it.
-const ASKED: usize = 10;
-const BETWEEN: Duration = Duration::from_millis(50);
+/// How long a broker may say something wrong about itself.
+const GETS_OVER_IT: Duration = Duration::from_millis(500);
 
 /// Puts a message in, durably, and takes it out again. Where clients go by what the broker advertises, also sees that
 /// it is right.
@@ -43,7 +42,7 @@ pub(crate) fn round_trip(broker: Broker, ports: &Ports) -> Result<()> {
     Ok(())
 }
 
-/// Where clients are told to go who ask at `at`.
+/// Whoever asks at `at` must be told to go to `right`.
 fn check_advertised(broker: Broker, at: SocketAddr, right: SocketAddr) -> Result<()> {
     let advertised = match broker {
         Broker::Pulsar => pulsar::advertised,
@@ -59,13 +58,12 @@ fn check_advertised(broker: Broker, at: SocketAddr, right: SocketAddr) -> Result
 /// Asks until the right answer comes; nothing where it did, else the last wrong one. A look-up that comes right after
 /// another one is given that one's answer by Pulsar, even through another listener (apache/pulsar issue 26244).
 fn told_at_last(right: &str, mut ask: impl FnMut() -> Result<String>) -> Result<Option<String>> {
-    for _ in 1..ASKED {
-        if ask()? == right {
-            return Ok(None);
-        }
-        thread::sleep(BETWEEN);
-    }
-    let told = ask()?;
+    let mut told = Ok(String::new());
+    until(GETS_OVER_IT, || {
+        told = ask();
+        !matches!(&told, Ok(wrong) if wrong != right)
+    });
+    let told = told?;
     Ok((told != right).then_some(told))
 }
 
