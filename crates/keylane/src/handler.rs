@@ -375,6 +375,8 @@ where
     J: Send + 'static,
     H: Handler<K, J>,
 {
+    const GATED: bool = true;
+
     fn gate(&self, job: &J) -> Option<Until> {
         match self.handler.gate(job) {
             Gate::Go => None,

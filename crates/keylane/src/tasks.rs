@@ -121,6 +121,8 @@ impl<K> Types for Tasks<K> {
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
+    const GATED: bool = false;
+
     fn gate(&self, _: &Self::Job) -> Option<Until> {
         None
     }

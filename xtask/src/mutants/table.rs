@@ -244,6 +244,14 @@ const ORDERED: TestRun = TestRun {
     env: &[],
 };
 
+/// Handles and results, waiting until a key is idle.
+const HANDLES: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "handles::",
+    env: &[],
+};
+
 /// Permits of several executors.
 const SHARED_PERMITS: TestRun = TestRun {
     package: "keylane",
@@ -1086,6 +1094,46 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: HISTORIES,
     },
     Mutation {
+        name: "start-at-once-passes-those-that-are-ready",
+        invariant: "L6",
+        file: LANES,
+        find: "        self.turns.ready() == 0\n            && self.running",
+        replace: "        self.running",
+        test: HISTORIES,
+    },
+    Mutation {
+        name: "start-at-once-beyond-the-total",
+        invariant: "L5",
+        file: LANES,
+        find: "            && self.running.len() < self.limits.total\n            && self.limits.queue == usize::MAX",
+        replace: "            && self.limits.queue == usize::MAX",
+        test: HISTORIES,
+    },
+    Mutation {
+        name: "start-at-once-whatever-the-rate",
+        invariant: "L12",
+        file: LANES,
+        find: "            && self.limits.queue == usize::MAX\n            && !self.needs_clock()",
+        replace: "            && self.limits.queue == usize::MAX",
+        test: HISTORIES,
+    },
+    Mutation {
+        name: "start-at-once-beside-its-lane",
+        invariant: "L3",
+        file: LANES,
+        find: "        if !found.is_new() || self.index.find(found.hash, same).is_some() {",
+        replace: "        if !found.is_new() {\n            let _ = same;",
+        test: ORDERED,
+    },
+    Mutation {
+        name: "idle-key-with-a-submit-on-its-way",
+        invariant: "L8",
+        file: SHELL_IDLE,
+        find: "        state.take_all(&mut lock(&self.inbox.0));\n",
+        replace: "",
+        test: HANDLES,
+    },
+    Mutation {
         name: "lane-of-another-key-with-the-same-hash",
         invariant: "L6",
         file: LANES,
@@ -1145,8 +1193,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "what-was-taken-first-goes-in-last",
         invariant: "L1",
         file: SHELL_SUBMIT,
-        find: "        self.push_taken(usize::MAX);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX);",
-        replace: "        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX);",
+        find: "        self.push_taken(usize::MAX, all_wait);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX, all_wait);",
+        replace: "        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX, all_wait);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX, all_wait);",
         test: SHUTTLE,
     },
     Mutation {

@@ -142,6 +142,14 @@ pub(crate) struct Found {
     lane: Option<u32>,
 }
 
+impl Found {
+    /// Whether there was none.
+    #[inline]
+    pub(crate) fn is_new(&self) -> bool {
+        self.lane.is_none()
+    }
+}
+
 /// The answer of [`Lanes::next`].
 #[derive(Debug)]
 pub enum Next<J> {
@@ -474,6 +482,56 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             _ => self.lane_hashed(key, found.hash, spec),
         };
         self.push_into(index, job)
+    }
+
+    /// Starts a job at once, where [`Lanes::push`] and then [`Lanes::next`] would: its key has no
+    /// lane, nothing else is ready, and no limit of all is in its way. Most keys have one job at a
+    /// time, which then need not go through a queue. Its lane is like those of most keys (no
+    /// [`Spec`] is asked for), and no gate is asked.
+    ///
+    /// # Errors
+    /// The key and the job, to be pushed; nothing has changed then.
+    pub fn start_new(&mut self, key: K, job: J) -> Result<(Ticket, J), (K, J)> {
+        if !self.may_start_new() {
+            return Err((key, job));
+        }
+        let found = self.fetch_for(&key);
+        self.start_found(key, found, job)
+    }
+
+    /// Whether the job of a key without a lane would be the next to start.
+    #[inline]
+    pub(crate) fn may_start_new(&self) -> bool {
+        self.turns.ready() == 0
+            && self.running.len() < self.limits.total
+            && self.limits.queue == usize::MAX
+            && !self.needs_clock()
+    }
+
+    /// As [`Self::start_new`], after [`Self::may_start_new`] and with what [`Self::fetch_for`]
+    /// answered; no lane may have gone since.
+    #[inline]
+    pub(crate) fn start_found(
+        &mut self,
+        key: K,
+        found: Found,
+        job: J,
+    ) -> Result<(Ticket, J), (K, J)> {
+        // Its lane may have come since; another key's with the same hash is as good a reason to push.
+        let same = |&index: &u32| self.lanes[index].hash == found.hash;
+        if !found.is_new() || self.index.find(found.hash, same).is_some() {
+            return Err((key, job));
+        }
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.visited += 1;
+        let index = self.new_lane(key, found.hash, Spec::default());
+        let lane = &mut self.lanes[index];
+        lane.running = 1;
+        lane.turn_used = 1;
+        lane.started = self.turns.served_alone();
+        let slot = self.running.insert(index, seq);
+        Ok((Ticket { slot, seq }, job))
     }
 
     fn push_into(&mut self, index: u32, job: J) -> Result<ItemId, Full<J>> {
@@ -925,6 +983,11 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             return index;
         }
         let spec = spec(&key);
+        self.new_lane(key, hash, spec)
+    }
+
+    #[inline]
+    fn new_lane(&mut self, key: K, hash: u64, spec: Spec) -> u32 {
         // The same as everybody's need no place of their own; new ones are asked for anew.
         let own = spec.limits.filter(|limits| *limits != self.limits.lane);
         self.clock |= own.is_some_and(|limits| limits.rate.is_some());

@@ -137,7 +137,7 @@ impl Turns {
     /// the number of that start.
     #[inline]
     pub(super) fn served(&mut self) -> u32 {
-        self.starts = self.starts.wrapping_add(1);
+        let number = self.served_alone();
         let first = self.first;
         let tenant = &mut self.tenants[first];
         if tenant.deficit == 0 {
@@ -148,6 +148,13 @@ impl Turns {
             self.unring(first);
             self.ring_last(first);
         }
+        number
+    }
+
+    /// As [`Self::served`], of a lane that never was among the ready ones, because there are none.
+    #[inline]
+    pub(super) fn served_alone(&mut self) -> u32 {
+        self.starts = self.starts.wrapping_add(1);
         self.starts
     }
 

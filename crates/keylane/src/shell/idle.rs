@@ -84,7 +84,8 @@ where
 
     /// Who waited for what is idle now, every result of it seen.
     pub(super) fn idle_now(&self, state: &mut State<K, W::Job>) -> Vec<oneshot::Sender<()>> {
-        let of_keys = state.take_idle_keys();
+        let emptied = state.lanes.take_emptied();
+        let of_keys = self.idle_keys(state, emptied);
         let all = !state.idle_all.is_empty() && self.is_idle(state);
         if of_keys.is_empty() && !all {
             return Vec::new();
@@ -99,6 +100,21 @@ where
         let mut idle = of_keys;
         if all {
             idle.append(&mut state.idle_all);
+        }
+        idle
+    }
+
+    /// Who waited for one of these keys, as far as nothing of it was submitted meanwhile.
+    fn idle_keys(&self, state: &mut State<K, W::Job>, emptied: Vec<K>) -> Vec<oneshot::Sender<()>> {
+        let mut idle = Vec::new();
+        if emptied.is_empty() {
+            return idle;
+        }
+        state.take_all(&mut lock(&self.inbox.0));
+        for key in emptied {
+            if !state.lanes.watch(&key) {
+                idle.extend(state.idle_of.remove(&key).unwrap_or_default());
+            }
         }
         idle
     }
@@ -118,16 +134,6 @@ where
             std::mem::take(&mut state.idle_all)
         };
         tell(idle);
-    }
-}
-
-impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
-    fn take_idle_keys(&mut self) -> Vec<oneshot::Sender<()>> {
-        let mut idle = Vec::new();
-        for key in self.lanes.take_emptied() {
-            idle.extend(self.idle_of.remove(&key).unwrap_or_default());
-        }
-        idle
     }
 }
 

@@ -65,6 +65,8 @@ struct State<K, J> {
     lanes: Lanes<K, J>,
     /// Taken from the inbox, and before everything there; not yet in the lanes.
     taken: VecDeque<(K, J)>,
+    /// Whether what was taken in last was of many keys.
+    many_keys: bool,
     first_polls: FirstPolls<J>,
     /// Waiting for a key, or for everything, to be idle.
     idle_of: HashMap<K, Vec<oneshot::Sender<()>>>,
@@ -172,6 +174,7 @@ where
             state: Apart(Mutex::new(State {
                 lanes: Lanes::new(limits),
                 taken: VecDeque::new(),
+                many_keys: false,
                 first_polls: FirstPolls::new(),
                 idle_of: HashMap::new(),
                 idle_all: Vec::new(),

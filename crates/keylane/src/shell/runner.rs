@@ -115,11 +115,10 @@ where
         if self.ended.capacity() == 0 {
             self.ended = std::mem::take(&mut lock(&shell.spare));
         }
-        state.take_in(&shell.inbox.0, shell.intake());
         shell.take_ends(&mut self.ended);
         let ends = &mut self.ends;
         shell.report(&mut state, &mut self.ended, ends);
-        let full = shell.fill(&mut state, self.id, &mut self.batch, shell.batch());
+        let full = shell.take_starts(&mut state, self.id, &mut self.batch);
         if self.batch.is_empty() && self.ended.capacity() <= MOST_KEPT {
             *lock(&shell.spare) = std::mem::take(&mut self.ended);
         }

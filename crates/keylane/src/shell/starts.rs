@@ -19,6 +19,32 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
+    /// Takes in what was submitted, some of it, and the next batch of starts for a runner that has
+    /// polled all it had; answers whether there may be more.
+    pub(super) fn take_starts(
+        &self,
+        state: &mut State<K, W::Job>,
+        runner: RunnerId,
+        batch: &mut Vec<(Ticket, W::Job)>,
+    ) -> bool {
+        let most = self.batch();
+        let plain = !W::GATED
+            && self.permits.is_none()
+            && self.is_one_by_one(state)
+            && state.first_polls.is_empty();
+        // What is short waits where it was submitted rather than in many lanes far away.
+        let keep_few = plain && most >= BATCH && state.many_keys;
+        if plain && state.lanes.ready() < most {
+            self.fill(state, runner, batch, most);
+            self.take_in_and_start(state, batch, most, !keep_few);
+        } else {
+            // Never nothing: what is ready may last for ever.
+            let intake = if keep_few { most / 2 } else { self.intake() };
+            state.take_in(&self.inbox.0, intake);
+        }
+        self.fill(state, runner, batch, most)
+    }
+
     /// Takes so many starts in turn for a runner that has polled all it had; answers whether there
     /// may be more.
     #[inline]

@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::task::{Context, Poll};
 
 use super::{BATCH, Inbox, Shell, State, Work};
-use crate::lanes::{Found, LaneLimits, Limits, Spec};
+use crate::lanes::{Found, LaneLimits, Lanes, Limits, Spec, Ticket};
 use crate::rt::{Mutex, lock};
 
 /// How many submits are looked up before the first of them goes into its lane.
 const TOGETHER: usize = 16;
+/// Lanes of so many keys are all near. Of more keys, those with a lane are kept few.
+const FEW_KEYS: usize = 512;
 
 /// Why a submit was not taken; the job comes back.
 pub(crate) enum NotTaken<J> {
@@ -152,26 +154,63 @@ where
     }
 }
 
+impl<K, W> Shell<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    /// As [`State::take_in`], and what may start at once goes into the batch. Once that is full,
+    /// nothing more is taken in unless `beyond` says so.
+    pub(super) fn take_in_and_start(
+        &self,
+        state: &mut State<K, W::Job>,
+        batch: &mut Vec<(Ticket, W::Job)>,
+        full: usize,
+        beyond: bool,
+    ) {
+        state.take_inbox(&self.inbox.0);
+        state.push_taken(self.intake(), |lanes, key, found, job| {
+            let starts = found.is_new() && batch.len() < full && lanes.may_start_new();
+            if !starts {
+                return Err((key, job));
+            }
+            batch.push(lanes.start_found(key, found, job)?);
+            Ok(beyond || batch.len() < full)
+        });
+    }
+}
+
 impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
     /// What was submitted goes into the lanes, so much of it at the most. The inbox is free again as
     /// soon as its queue is taken.
     pub(super) fn take_in(&mut self, inbox: &Mutex<Inbox<K, J>>, most: usize) {
-        if self.taken.is_empty() {
-            std::mem::swap(&mut self.taken, &mut lock(inbox).queue);
-        }
-        self.push_taken(most);
+        self.take_inbox(inbox);
+        self.push_taken(most, all_wait);
     }
 
     /// Everything that was submitted goes into the lanes.
     pub(super) fn take_all(&mut self, inbox: &mut Inbox<K, J>) {
-        self.push_taken(usize::MAX);
+        self.push_taken(usize::MAX, all_wait);
         std::mem::swap(&mut self.taken, &mut inbox.queue);
-        self.push_taken(usize::MAX);
+        self.push_taken(usize::MAX, all_wait);
     }
 
-    fn push_taken(&mut self, most: usize) {
-        let mut left = self.taken.len().min(most);
-        while left > 0 {
+    fn take_inbox(&mut self, inbox: &Mutex<Inbox<K, J>>) {
+        if self.taken.is_empty() {
+            std::mem::swap(&mut self.taken, &mut lock(inbox).queue);
+        }
+    }
+
+    /// `start` starts a job, and answers whether to go on, or hands it back to be pushed.
+    #[inline]
+    fn push_taken(
+        &mut self,
+        most: usize,
+        mut start: impl FnMut(&mut Lanes<K, J>, K, Found, J) -> Result<bool, (K, J)>,
+    ) {
+        let (before, all) = (self.lanes.live(), self.taken.len().min(most));
+        let (mut left, mut known, mut go_on) = (all, 0, true);
+        while left > 0 && go_on {
             // As with starts and ends: what is far away is fetched together.
             let mut found = [Found::default(); TOGETHER];
             let mut last: Option<(&K, Found)> = None;
@@ -186,18 +225,34 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
                 count += 1;
             }
             for ((key, job), found) in self.taken.drain(..count).zip(found) {
-                let pushed = self.lanes.push_found(key, found, job, |_| Spec::default());
-                debug_assert!(
-                    pushed.is_ok(),
-                    "what can be refused goes straight to the lanes"
-                );
+                known += usize::from(!found.is_new());
+                match start(&mut self.lanes, key, found, job) {
+                    Ok(more) => go_on = more,
+                    Err((key, job)) => {
+                        let pushed = self.lanes.push_found(key, found, job, |_| Spec::default());
+                        debug_assert!(
+                            pushed.is_ok(),
+                            "what can be refused goes straight to the lanes"
+                        );
+                    }
+                }
             }
             left -= count;
+        }
+        if all > left {
+            // As many of all keys have a lane as of those that were taken in.
+            let live = (before + self.lanes.live()) / 2;
+            self.many_keys = live * (all - left) > FEW_KEYS * known;
         }
         if self.taken.is_empty() && self.taken.capacity() > 4 * BATCH * BATCH {
             self.taken = VecDeque::new();
         }
     }
+}
+
+/// Nothing is started at once.
+fn all_wait<K, J>(_: &mut Lanes<K, J>, key: K, _: Found, job: J) -> Result<bool, (K, J)> {
+    Err((key, job))
 }
 
 pub(super) fn must_be_direct(limits: &Limits) -> bool {

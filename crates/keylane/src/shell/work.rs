@@ -32,6 +32,9 @@ pub(crate) trait Work<K>:
     + Sync
     + 'static
 {
+    /// Whether [`Work::gate`] ever keeps a job from starting.
+    const GATED: bool;
+
     /// What keeps the job at the front of a lane from starting, if anything does. Asked under the
     /// lock: quick and pure.
     fn gate(&self, job: &Self::Job) -> Option<Until>;

@@ -390,6 +390,27 @@ async fn idle_also_comes_when_the_last_one_is_cancelled_evicted_or_dropped() {
     executor.all_idle().await;
 }
 
+// What was submitted before the last one ended waits, however far it has come.
+#[tokio::test(start_paused = true)]
+async fn a_key_is_not_idle_while_a_submit_of_it_is_behind_many_others() {
+    let executor = Executor::<u32>::builder().build().unwrap();
+    let door = Door::closed();
+    let first = executor.submit(0, door.passes(()));
+    let waits = executor.clone();
+    let idle = tokio::spawn(async move { waits.idle(&0).await });
+    settle().await;
+    door.let_in(1);
+    for key in 1..1000 {
+        executor.post(key, async {}).unwrap();
+    }
+    let second = executor.submit(0, door.passes(()));
+    settle().await;
+    assert!(first.is_done() && !idle.is_finished());
+    door.let_in(1);
+    idle.await.unwrap();
+    assert!(second.is_done());
+}
+
 // When all is idle, every result is there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_all_is_idle_every_result_can_be_seen_and_is_counted() {

@@ -287,3 +287,24 @@ async fn cancels_in_between_leave_the_order_of_the_others() {
     let expected: Vec<_> = (0..50).filter(|n| n % 3 != 0).collect();
     assert_eq!(*seen.lock().unwrap(), expected);
 }
+
+// All are taken in together, and no lane is there yet.
+#[tokio::test(start_paused = true)]
+async fn of_new_keys_submitted_by_turns_one_of_each_runs() {
+    let executor = executor();
+    for _ in 0..100 {
+        // So that it knows of short ones, of which it takes several at a time.
+        executor.submit("a", async {}).await;
+    }
+    let door = Door::closed();
+    let submit = |key| executor.submit(key, door.passes(()));
+    let handles = ["a", "b", "a", "c", "b", "a"].map(submit);
+    settle().await;
+    let stats = executor.stats();
+    assert_eq!((stats.running, stats.queued, stats.live_keys), (3, 3, 3));
+    door.let_in(6);
+    for handle in handles {
+        handle.await;
+    }
+    assert_nothing_left(&executor);
+}

@@ -171,6 +171,7 @@ fn what_is_half_way_in_when_the_last_runner_retires_starts() {
         let executor = Executor::builder().build().unwrap();
         let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
         let first = executor.submit(0, async { yield_now().await });
+        yield_now().await;
         let second = executor.submit(0, async move { receiver.await.is_ok() });
         executor.post(0, async {}).unwrap();
         let other = async move { sender.send(()).unwrap() };

@@ -61,6 +61,7 @@ impl Beside {
     fn perform(&mut self, step: Step) -> Result<usize, String> {
         match step {
             Step::Next { later, gate } => return self.next(later, gate),
+            Step::StartNew { key } => return self.start_new(key),
             Step::Push { key } => self.push(key),
             Step::PushOver { key } => self.push_over(key),
             Step::Done { nth } => self.done(nth),
@@ -102,6 +103,27 @@ impl Beside {
             Ok(id) => self.submitted(key, id, false),
             Err(Full { job, .. }) if job == Job(seq) => Ok(()),
             Err(full) => Err(format!("another job came back: {:?}", full.job)),
+        }
+    }
+
+    /// As a push and a `next` with an open gate, or nothing at all.
+    fn start_new(&mut self, key: u8) -> Result<usize, String> {
+        let (seq, setup) = (self.model.next_seq(), self.model.setup);
+        if !setup.is_plain(key) {
+            return Ok(0);
+        }
+        let may = self.model.starts_if_pushed(key) && !self.lanes.needs_clock();
+        match self.lanes.start_new(key, Job(seq)) {
+            Ok((ticket, job)) if may => {
+                self.model.submit(key, false);
+                self.model.note_who_is_ready();
+                checks::before_a_lane_is_asked(&self.model, key, seq)?;
+                self.model.gated(key, Hold::Free);
+                self.compare_next(Next::Start(ticket, job), Some((key, seq)))?;
+                Ok(1)
+            }
+            Err(back) if !may && back == (key, Job(seq)) => Ok(0),
+            answer => Err(format!("start_new of {key} says {answer:?}, it may: {may}")),
         }
     }
 

@@ -44,6 +44,7 @@ pub(super) const ONCE_RED: &[&[u64]] = &[
 pub(super) enum Step {
     Push { key: u8 },
     PushOver { key: u8 },
+    StartNew { key: u8 },
     Next { later: u64, gate: Gate },
     Done { nth: usize },
     Hold { nth: usize, hold: HoldFor },
@@ -133,7 +134,8 @@ impl Step {
         let mut bits = Bits(word);
         let kind = bits.take(8) % 64;
         match kind {
-            0..=13 => Self::Push { key: bits.key() },
+            0..=10 => Self::Push { key: bits.key() },
+            11..=13 => Self::StartNew { key: bits.key() },
             14..=16 => Self::PushOver { key: bits.key() },
             17..=33 => Self::Next {
                 later: bits.later(),
@@ -254,6 +256,11 @@ impl Setup {
             tenant: (tenant > 0).then(|| Arc::from(name)),
             weight: self.weight[tenant as usize],
         }
+    }
+
+    /// Whether this key's lane is like those of most keys.
+    pub(super) fn is_plain(&self, key: u8) -> bool {
+        self.own[key as usize].is_none() && self.tenant[key as usize] == 0
     }
 
     /// The limits of one key's lane.

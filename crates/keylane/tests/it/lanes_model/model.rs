@@ -309,6 +309,15 @@ impl Model {
         self.may_be_asked(key) && self.key_rate_allows(key)
     }
 
+    /// Whether an item of this key, pushed now, would be the next to start, and nothing but its lane's
+    /// place has to be kept for that.
+    pub(super) fn starts_if_pushed(&self, key: u8) -> bool {
+        let Setup { total, queue, .. } = self.setup;
+        let exists = self.live(key) || self.dormant(key);
+        let before_it = self.keys().any(|other| self.may_be_asked(other));
+        !exists && !before_it && self.running() < total && queue == usize::MAX
+    }
+
     pub(super) fn key_rate_allows(&self, key: u8) -> bool {
         let rate = self.lane_setup(key).rate;
         rate.is_none_or(|rate| self.of(key).bucket.next_at(rate) <= self.now)
