@@ -998,11 +998,11 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SHUTTLE,
     },
     Mutation {
-        name: "handed-starts-go-with-their-runner",
+        name: "surplus-runner-goes-with-what-was-taken-for-it",
         invariant: "L4",
         file: SHELL_RUNNER,
-        find: "        batch.extend(state.first_polls.gone(runner));",
-        replace: "        drop(state.first_polls.gone(runner));",
+        find: "            if self.shell.has_surplus_runner() && self.lets_go() {",
+        replace: "            if self.shell.has_surplus_runner() {",
         test: SHUTTLE,
     },
     Mutation {

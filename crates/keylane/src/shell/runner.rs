@@ -73,8 +73,8 @@ where
                 continue;
             }
             let (now, spawned) = self.poll_batch();
-            if self.shell.has_surplus_runner() {
-                // Dropped, it reports what ended and leaves the rest to the others.
+            if self.shell.has_surplus_runner() && self.lets_go() {
+                // Dropped, it reports what ended.
                 return;
             }
             if crate::rt::now_and_then() {
@@ -84,7 +84,7 @@ where
             if !calls && now.duration_since(began) < TURN && !cfg!(keylane_shuttle) {
                 continue;
             }
-            if !self.one_by_one && !lock(&self.shell.state.0).first_polls.let_go(self.id) {
+            if !self.lets_go() {
                 continue;
             }
             if calls || std::mem::take(&mut self.published) {
@@ -96,6 +96,11 @@ where
             }
             began = std::time::Instant::now();
         }
+    }
+
+    /// Whether nothing was taken for this runner that it has not polled.
+    fn lets_go(&self) -> bool {
+        self.one_by_one || lock(&self.shell.state.0).first_polls.let_go(self.id)
     }
 
     /// One lock: report what ended, take in what was submitted, take the next batch. Answers whether
@@ -188,6 +193,11 @@ where
         for (ticket, job) in self.batch.drain(..) {
             let stoppable = shell.work.stoppable(&job);
             let mut run = shell.work.start(job, ticket.slot());
+            if stoppable && let Some(stop) = shell.stops.asked(&ticket) {
+                let after = shell.work.abandon(run, stop);
+                self.ended.push((ticket, Ended::Done(after)));
+                continue;
+            }
             if polls
                 && let Poll::Ready(ended) = shell.work.poll_first(&mut run, &mut cx, &mut before)
             {

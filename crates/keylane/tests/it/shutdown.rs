@@ -1,5 +1,7 @@
 //! Shutting down: one key, everything, with a deadline, by dropping.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use keylane::{Executor, Mode, Reason, Why, blocking};
@@ -308,4 +310,21 @@ fn blocking_work_of_a_stopped_key_says_so_when_the_runtime_goes() {
     let result = handle.join();
     drop(end);
     assert_eq!(why(&result), Some(Why::KeyShutDown));
+}
+
+// Both are taken at once; the first stops the second before that was looked at.
+#[tokio::test(start_paused = true)]
+async fn what_is_stopped_before_its_first_step_does_not_begin() {
+    let executor = executor();
+    for _ in 0..100 {
+        // So that it knows of short ones, of which it takes several at a time.
+        executor.submit("a", async {}).await;
+    }
+    let begun = Arc::new(AtomicBool::new(false));
+    let (stops, begins) = (executor.clone(), begun.clone());
+    let first = executor.submit("a", async move { stops.shutdown_key(&"b", Mode::Now) });
+    let second = executor.submit("b", async move { begins.store(true, Ordering::SeqCst) });
+    assert!(first.await.is_done());
+    assert_eq!(why(&second.await), Some(Why::KeyShutDown));
+    assert!(!begun.load(Ordering::SeqCst));
 }

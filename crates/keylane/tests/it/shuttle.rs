@@ -384,6 +384,37 @@ fn first_polls_of_tasks_that_all_wait_are_in_submit_order() {
     first_polls(|_| true);
 }
 
+/// Runners take starts for each other, and one that is no longer needed goes.
+#[test]
+fn a_stop_that_meets_runners_which_go_is_not_forgotten() {
+    explore(|| async {
+        let executor = Executor::builder().lane_concurrency(4).build().unwrap();
+        let begun = Arc::new(AtomicUsize::new(0));
+        let task = |n: usize| {
+            let begun = begun.clone();
+            async move {
+                // Somebody else may come by here.
+                ::shuttle::thread::yield_now();
+                begun.fetch_add(1, Ordering::SeqCst);
+                if n % 2 == 0 {
+                    yield_now().await;
+                }
+                if n > 4 {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        let handles: Vec<_> = (0..8).map(|n| executor.submit(0, task(n))).collect();
+        while begun.load(Ordering::SeqCst) < 4 {
+            yield_now().await;
+        }
+        executor.shutdown(Duration::ZERO).await;
+        for handle in handles {
+            handle.await;
+        }
+    });
+}
+
 #[test]
 fn a_result_is_seen_only_after_its_permits_are_free() {
     explore(|| async {
