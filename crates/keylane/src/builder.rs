@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::Hash;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 use crate::executor::{Executor, Owner};
 use crate::handler::{Handler, JobExecutor, Jobs};
@@ -219,7 +219,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
         self
     }
 
-    /// The runtime to run on. Default: the one this is built inside of.
+    /// The runtime to run on; its timers must be enabled. Default: the one this is built inside of.
     pub fn runtime(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Some(runtime);
         self
@@ -244,6 +244,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
             spawner,
             policy: self.policy,
             handler: self.handler,
+            watch: OnceLock::new(),
         }))
     }
 
@@ -293,10 +294,14 @@ fn must_be_positive(option: &str, value: usize) -> String {
 #[cfg(not(keylane_shuttle))]
 pub(crate) fn spawner(runtime: Option<tokio::runtime::Handle>) -> Result<Spawner, String> {
     let found = runtime.map_or_else(tokio::runtime::Handle::try_current, Ok);
-    found.map(Spawner).map_err(|_| {
+    let spawner = found.map(Spawner).map_err(|_| {
         "no runtime: build the executor inside a tokio runtime, or name one with `.runtime(…)`"
             .to_owned()
-    })
+    })?;
+    if spawner.has_timers() {
+        return Ok(spawner);
+    }
+    Err("the runtime has no timers, which rates, deadlines and holds need: build it with `enable_time()`".into())
 }
 
 #[cfg(keylane_shuttle)]

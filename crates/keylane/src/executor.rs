@@ -3,8 +3,8 @@
 use std::future::Future;
 use std::hash::Hash;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::job::{Called, Cell, Ending, Job, Posted, TaskShell, Tracked};
 use crate::lanes::FullOf;
 use crate::reject::{Decision, Policy, RejectHandler, Rejection};
 use crate::result::{Kind, Reason, Refused, Status, Why};
-use crate::rt::{Spawner, contain};
+use crate::rt::{AbortHandle, Spawner, contain};
 use crate::rules::Limits;
 use crate::run_all::RunAll;
 use crate::shell::NotTaken;
@@ -25,8 +25,8 @@ use crate::tasks::{Finished, Lane};
 /// Runs tasks in order per key, concurrently across keys. Cheap to clone: where several threads submit
 /// much, a clone for each is faster than one that they share.
 ///
-/// When the last clone is dropped, the executor stops: what waits is cancelled, what runs is
-/// stopped. To let it finish, [`shutdown`](Self::shutdown) first.
+/// When the last clone is dropped, or its runtime is, the executor stops: what waits is cancelled,
+/// what runs is stopped. To let it finish, [`shutdown`](Self::shutdown) first.
 pub struct Executor<K>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
@@ -46,6 +46,21 @@ where
     pub(crate) spawner: Spawner,
     pub(crate) policy: Policy,
     pub(crate) handler: Option<RejectHandler<K>>,
+    /// Ends what stops it when the runtime goes.
+    pub(crate) watch: OnceLock<AbortHandle>,
+}
+
+/// A part of a task that lasts as long as the runtime does.
+struct WhileItRuns<K>(Weak<Owner<K>>)
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static;
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Drop for WhileItRuns<K> {
+    fn drop(&mut self) {
+        if let Some(owner) = self.0.upgrade() {
+            owner.stop();
+        }
+    }
 }
 
 /// Tasks without a key get a lane of their own each, named by a number that never repeats.
@@ -83,9 +98,11 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     }
 
     pub(crate) fn new(owner: Owner<K>) -> Self {
+        let owner = Arc::new(owner);
+        owner.stop_with_the_runtime();
         Self {
             shell: Arc::new(owner.shell.clone()),
-            owner: Arc::new(owner),
+            owner,
         }
     }
 
@@ -321,6 +338,21 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> std::fmt::Debug for Executor<
 }
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Owner<K> {
+    /// What waits when the runtime goes has its result too, and what is submitted later is refused.
+    fn stop_with_the_runtime(self: &Arc<Self>) {
+        if cfg!(keylane_shuttle) {
+            // Its runtime lasts as long as any task.
+            return;
+        }
+        let lasts = WhileItRuns(Arc::downgrade(self));
+        let watch = self.spawner.spawn_abortable(async move {
+            std::future::pending::<()>().await;
+            drop(lasts);
+        });
+        // It is called once.
+        let _ = self.watch.set(watch);
+    }
+
     /// Cancels what waits, stops what runs.
     fn stop(&self) -> Left {
         self.shell.close();
@@ -339,6 +371,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Owner<K> {
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Drop for Owner<K> {
     fn drop(&mut self) {
+        if let Some(watch) = self.watch.get() {
+            watch.abort();
+        }
         self.stop();
     }
 }

@@ -34,6 +34,12 @@ mod imp {
             self.0.metrics().num_workers().max(1)
         }
 
+        /// There is no other way to ask than to want one.
+        pub(crate) fn has_timers(&self) -> bool {
+            let _inside = self.enter();
+            super::contain(|| drop(tokio::time::sleep(std::time::Duration::ZERO))).is_ok()
+        }
+
         /// Code that runs meanwhile finds the runtime, whatever thread it is on.
         pub(crate) fn enter(&self) -> tokio::runtime::EnterGuard<'_> {
             self.0.enter()

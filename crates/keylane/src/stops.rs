@@ -90,6 +90,10 @@ impl Stops {
         for (slot, seq) in running {
             let (place, at) = self.place(slot);
             let mut place = lock(place);
+            if place.asked(at, seq).is_some() {
+                // Who asked first says why.
+                continue;
+            }
             if let Some(Known::Goes(waker)) = place.take(at, seq) {
                 wakers.push(waker);
             }

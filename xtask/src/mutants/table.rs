@@ -19,6 +19,7 @@ const SHELL_RUNNER: &str = "crates/keylane/src/shell/runner.rs";
 const SHELL_STARTS: &str = "crates/keylane/src/shell/starts.rs";
 const SHELL_SUBMIT: &str = "crates/keylane/src/shell/submit.rs";
 const STOPS: &str = "crates/keylane/src/stops.rs";
+const EXECUTOR: &str = "crates/keylane/src/executor.rs";
 const JOB: &str = "crates/keylane/src/job.rs";
 const PERMITS: &str = "crates/keylane/src/permits.rs";
 
@@ -249,6 +250,14 @@ const HANDLES: TestRun = TestRun {
     package: "keylane",
     target: &["--test", "it"],
     filter: "handles::",
+    env: &[],
+};
+
+/// How an executor and its keys end.
+const SHUTDOWN: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "shutdown::",
     env: &[],
 };
 
@@ -1236,6 +1245,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        {\n            let mut state = lock(&self.state);\n            let started = state.started();\n            if let CellStage::Seen(ended, outcome) = &mut state.stage {\n                let (ended, status) = (*ended, keep(outcome));\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
         replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            let started = state.started();\n            if let CellStage::Seen(ended, outcome) = &mut state.stage {\n                let (ended, status) = (*ended, keep(outcome));\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        Poll::Pending",
         test: SHUTTLE,
+    },
+    Mutation {
+        name: "executor-outlives-its-runtime",
+        invariant: "L4",
+        file: EXECUTOR,
+        find: "        if let Some(owner) = self.0.upgrade() {\n            owner.stop();",
+        replace: "        if let Some(owner) = self.0.upgrade() {\n            owner.shell.close();",
+        test: SHUTDOWN,
     },
     Mutation {
         name: "return-is-taken-anywhere",

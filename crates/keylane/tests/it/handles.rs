@@ -206,6 +206,7 @@ async fn a_shared_handle_gives_its_result_to_all() {
 fn a_thread_can_block_on_a_result() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
+        .enable_time()
         .build()
         .unwrap();
     let executor = Executor::builder()

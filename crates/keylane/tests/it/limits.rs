@@ -403,6 +403,7 @@ fn without_a_runtime_the_remedy_is_named() {
 fn an_executor_can_be_built_for_a_runtime_it_is_not_inside_of() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
+        .enable_time()
         .build()
         .unwrap();
     let executor = Executor::builder()
@@ -449,4 +450,13 @@ async fn of_two_changes_at_once_the_later_one_is_in_force() {
     assert_eq!(executor.limits_of(&"a").queue, Some(7));
     door.let_in(1);
     running.await;
+}
+
+#[test]
+fn a_runtime_without_timers_is_refused_with_the_remedy() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    let runtime = runtime.unwrap();
+    let builder = Executor::<&str>::builder().runtime(runtime.handle().clone());
+    let error = builder.build().unwrap_err().to_string();
+    assert!(error.contains("enable_time()"), "{error}");
 }

@@ -176,6 +176,7 @@ fn events_balance_when_the_runtime_goes() {
     let record = Record::default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
+        .enable_time()
         .build()
         .unwrap();
     let executor = Executor::builder()

@@ -217,11 +217,12 @@ async fn dropping_the_last_clone_stops_everything() {
 async fn a_dropped_executor_leaves_no_timer_behind() {
     let rate = keylane::Rate::new(1, Duration::from_secs(86_400), 1);
     let executor = Executor::builder().rate(rate).build().unwrap();
+    let alive = tokio::runtime::Handle::current().metrics();
+    let idle = alive.num_alive_tasks();
     executor.submit("a", async {});
     let waiting = executor.submit("a", async {});
     settle().await;
-    let alive = tokio::runtime::Handle::current().metrics();
-    assert_eq!(alive.num_alive_tasks(), 1, "the timer");
+    assert_eq!(alive.num_alive_tasks(), idle + 1, "the timer");
     drop(executor);
     assert_eq!(why(&waiting.await), Some(Why::ShutDown));
     settle().await;
@@ -294,6 +295,7 @@ async fn stopping_keys_at_any_moment_loses_no_permit() {
 fn blocking_work_of_a_stopped_key_says_so_when_the_runtime_goes() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
+        .enable_time()
         .build()
         .unwrap();
     let executor = runtime.block_on(async { executor() });
@@ -312,6 +314,17 @@ fn blocking_work_of_a_stopped_key_says_so_when_the_runtime_goes() {
     assert_eq!(why(&result), Some(Why::KeyShutDown));
 }
 
+#[tokio::test(start_paused = true)]
+async fn of_two_stops_the_first_says_why() {
+    let executor = executor();
+    let door = Door::closed();
+    let running = executor.submit("a", door.passes(()));
+    door.reached().await;
+    executor.shutdown_key(&"a", Mode::Now);
+    drop(executor);
+    assert_eq!(why(&running.await), Some(Why::KeyShutDown));
+}
+
 // Both are taken at once; the first stops the second before that was looked at.
 #[tokio::test(start_paused = true)]
 async fn what_is_stopped_before_its_first_step_does_not_begin() {
@@ -327,4 +340,28 @@ async fn what_is_stopped_before_its_first_step_does_not_begin() {
     assert!(first.await.is_done());
     assert_eq!(why(&second.await), Some(Why::KeyShutDown));
     assert!(!begun.load(Ordering::SeqCst));
+}
+
+#[test]
+fn everything_ends_when_the_runtime_goes() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_time()
+        .build()
+        .unwrap();
+    let builder = Executor::builder().runtime(runtime.handle().clone());
+    let executor = builder.build().unwrap();
+    executor.pause(&"paused");
+    let submit = |key| executor.submit(key, std::future::pending::<()>());
+    let handles = ["a", "a", "paused"].map(submit);
+    drop(runtime);
+    for handle in handles {
+        assert!(handle.is_done());
+        assert_eq!(why(&handle.join()), Some(Why::ShutDown));
+    }
+    let late = submit("b").join();
+    assert_eq!(reason(&late), Some(Reason::ShutDown));
+    let other = tokio::runtime::Builder::new_current_thread().build();
+    other.unwrap().block_on(executor.all_idle());
+    assert_nothing_left(&executor);
 }
