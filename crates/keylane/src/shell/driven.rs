@@ -213,7 +213,6 @@ where
 }
 
 #[cfg(test)]
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::tasks::{Lane, Tasks};
