@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::Hash;
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 
 use crate::executor::{Executor, Owner};
 use crate::handler::{Handler, JobExecutor, Jobs};
@@ -11,7 +11,7 @@ use crate::listener::{Common, Listener};
 use crate::permits::Permits;
 use crate::reject::{Decision, Policy, RejectHandler, Rejection};
 use crate::rt::Spawner;
-use crate::rules::{KeyRules, Limits};
+use crate::rules::{KeyRules, Limits, LiveLimits};
 use crate::shell::Shell;
 use crate::tasks::Tasks;
 
@@ -235,7 +235,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
         let tasks = Tasks {
             common: Arc::new(Common::new(self.name, self.listener)),
             rules: self.rules,
-            limits: RwLock::new(self.limits),
+            limits: LiveLimits::new(self.limits),
         };
         let remember = self.resolve_once;
         let shell = Shell::new(tasks, limits, spawner.clone(), self.permits, remember);

@@ -230,7 +230,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
 
     /// The limits in force.
     pub fn limits(&self) -> Limits {
-        self.owner.shell.work.limits()
+        self.owner.shell.work.limits.get()
     }
 
     /// Changes the limits while everything goes on. Increases act at once; after a decrease
@@ -241,8 +241,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     pub fn set_limits(&self, limits: Limits) -> Result<(), crate::BuildErrors> {
         crate::BuildErrors::check(&limits)?;
         let shell = &self.owner.shell;
-        shell.work.set_limits(limits);
-        shell.set_limits(limits.for_lanes(), || shell.work.limits() == limits);
+        let change = shell.work.limits.set(limits);
+        let latest = || shell.work.limits.is_latest(change);
+        shell.set_limits(limits.for_lanes(), latest);
         Ok(())
     }
 
@@ -278,14 +279,17 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     /// Takes nothing more, lets what is here finish until the deadline, then stops the rest:
     /// what waits is cancelled, what runs is stopped, both are counted in the answer.
     ///
+    /// What is stopped at the deadline ends at its next await, and blocking work when it returns:
+    /// [`all_idle`](Self::all_idle) waits for that.
+    ///
     /// Cancel-safe: dropped, the executor takes nothing more but is not stopped. May be called
-    /// again, and several times at once.
+    /// again, and several times at once: the first deadline counts, and all answer what was stopped.
     pub async fn shutdown(&self, deadline: Duration) -> Left {
         self.owner.shell.close();
-        if crate::rt::timeout(deadline, self.all_idle()).await.is_ok() {
-            return Left::default();
+        if crate::rt::timeout(deadline, self.all_idle()).await.is_err() {
+            self.owner.stop();
         }
-        self.owner.stop()
+        self.owner.left()
     }
 
     /// Whether [`shutdown`](Self::shutdown) was called.
@@ -294,9 +298,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     }
 
     fn end_waiting(&self, key: &K, ending: &Ending) {
-        for job in self.owner.shell.evict(&Lane::Key(key.clone())) {
-            self.owner.shell.work.end(job, ending.clone());
-        }
+        let shell = &self.owner.shell;
+        let end = |job| shell.work.end(job, ending.clone());
+        shell.evict(&Lane::Key(key.clone()), end);
     }
 
     fn common(&self) -> &crate::listener::Common<K> {
@@ -354,18 +358,18 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Owner<K> {
     }
 
     /// Cancels what waits, stops what runs.
-    fn stop(&self) -> Left {
-        self.shell.close();
-        let waiting = self.shell.lanes(|lanes| lanes.evict_all());
-        let left = Left {
-            waiting: waiting.len(),
-            running: self.shell.lanes(|lanes| lanes.running()),
-        };
-        for job in waiting {
-            self.shell.work.end(job, Ending::Cancelled(Why::ShutDown));
-        }
-        self.shell.abort_all();
-        left
+    fn stop(&self) {
+        let end = |job| self.shell.work.end(job, Ending::Cancelled(Why::ShutDown));
+        self.shell.stop(end);
+    }
+
+    /// What had to be stopped.
+    fn left(&self) -> Left {
+        let stopped = self.shell.stopped();
+        stopped.map_or_else(Left::default, |(waiting, running)| Left {
+            waiting,
+            running,
+        })
     }
 }
 

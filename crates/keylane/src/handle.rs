@@ -49,9 +49,9 @@ where
 
     /// Takes the task out if it still waits.
     pub(crate) fn cancel_at(&self, place: Place, why: Why) -> bool {
-        let job = self.shell.cancel(&self.lane(place.alone), place.seq);
         let end = |job| self.shell.work.end(job, Ending::Cancelled(why));
-        job.map(end).is_some()
+        let lane = self.lane(place.alone);
+        self.shell.cancel(&lane, place.seq, end)
     }
 }
 

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::hash::Hash;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::BuildErrors;
 use crate::lanes::{Full, LaneState, Spec, Time};
 use crate::listener::Common;
 use crate::rt::{contain, contain_all};
-use crate::rules::{KeyRules, Limits};
+use crate::rules::{KeyRules, Limits, LiveLimits};
 use crate::shell::{Ended, Flushing, NotTaken, Shell, Stop, Types, Until, Work};
 use crate::stats::{KeyStats, Stats};
 
@@ -257,7 +257,7 @@ where
 
     /// The limits in force.
     pub fn limits(&self) -> Limits {
-        self.shell.work.limits()
+        self.shell.work.limits.get()
     }
 
     /// Changes the limits while everything goes on; what the builder's functions say about keys is
@@ -267,8 +267,9 @@ where
     /// [`BuildErrors`] when a value cannot be meant; nothing has changed then.
     pub fn set_limits(&self, limits: Limits) -> Result<(), BuildErrors> {
         BuildErrors::check(&limits)?;
-        self.shell.work.set_limits(limits);
-        let latest = || self.shell.work.limits() == limits;
+        let live = &self.shell.work.limits;
+        let change = live.set(limits);
+        let latest = || live.is_latest(change);
         self.shell.set_limits(limits.for_lanes(), latest);
         Ok(())
     }
@@ -304,7 +305,7 @@ pub(crate) struct Jobs<K, J, H> {
     handler: Arc<H>,
     common: Common<K>,
     rules: KeyRules<K>,
-    limits: RwLock<Limits>,
+    limits: LiveLimits,
     jobs: PhantomData<fn(J)>,
 }
 
@@ -314,23 +315,9 @@ impl<K, J, H> Jobs<K, J, H> {
             handler: Arc::new(handler),
             common,
             rules,
-            limits: RwLock::new(limits),
+            limits: LiveLimits::new(limits),
             jobs: PhantomData,
         }
-    }
-
-    fn limits(&self) -> Limits {
-        *self
-            .limits
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    fn set_limits(&self, limits: Limits) {
-        *self
-            .limits
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = limits;
     }
 }
 
@@ -440,7 +427,7 @@ where
 
     fn spec(&self, key: &K) -> Spec {
         let report = |who: &str, message: &str| self.common.panicked(who, message);
-        self.rules.spec(key, &self.limits(), report)
+        self.rules.spec(key, &self.limits.get(), report)
     }
 
     fn has_specs(&self) -> bool {

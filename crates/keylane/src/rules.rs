@@ -1,7 +1,7 @@
 //! Limits as the user states them, and what they come to for one key.
 
 use std::hash::Hash;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use hashbrown::HashMap;
 
@@ -82,6 +82,35 @@ fn smaller(a: Option<usize>, b: Option<usize>) -> Option<usize> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
+    }
+}
+
+/// The limits in force, and the number of the change that put them there.
+pub(crate) struct LiveLimits(RwLock<(Limits, u64)>);
+
+impl LiveLimits {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self(RwLock::new((limits, 0)))
+    }
+
+    pub(crate) fn get(&self) -> Limits {
+        self.read().0
+    }
+
+    /// Puts limits in force; answers the number of this change.
+    pub(crate) fn set(&self, limits: Limits) -> u64 {
+        let mut live = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        *live = (limits, live.1 + 1);
+        live.1
+    }
+
+    /// Whether no change came after this one.
+    pub(crate) fn is_latest(&self, change: u64) -> bool {
+        self.read().1 == change
+    }
+
+    fn read(&self) -> (Limits, u64) {
+        *self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

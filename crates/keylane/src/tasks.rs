@@ -3,14 +3,14 @@
 use std::future::Future;
 use std::hash::{Hash, Hasher};
 use std::pin::Pin;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::job::{Ending, Job, Ran};
 use crate::lanes::{Spec, Time};
 use crate::listener::Common;
 use crate::result::Why;
-use crate::rules::{KeyRules, Limits};
+use crate::rules::{KeyRules, LiveLimits};
 use crate::shell::{Ended, Flushing, Stop, Types, Until, Work};
 
 /// The lane of a task: its key's, or one of its own.
@@ -33,7 +33,7 @@ impl<K: Hash> Hash for Lane<K> {
 pub(crate) struct Tasks<K> {
     pub(crate) common: Arc<Common<K>>,
     pub(crate) rules: KeyRules<K>,
-    pub(crate) limits: RwLock<Limits>,
+    pub(crate) limits: LiveLimits,
 }
 
 impl<K> Tasks<K> {
@@ -52,20 +52,6 @@ impl<K> Tasks<K> {
         if let Ran::Panicked(message) = ran {
             self.common.panicked("task", message);
         }
-    }
-
-    pub(crate) fn limits(&self) -> Limits {
-        *self
-            .limits
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    pub(crate) fn set_limits(&self, limits: Limits) {
-        *self
-            .limits
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = limits;
     }
 }
 
@@ -188,7 +174,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
             Lane::Alone(_) => Spec::default(),
             Lane::Key(key) => {
                 let report = |who: &str, message: &str| self.common.panicked(who, message);
-                self.rules.spec(key, &self.limits(), report)
+                self.rules.spec(key, &self.limits.get(), report)
             }
         }
     }

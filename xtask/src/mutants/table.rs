@@ -19,6 +19,7 @@ const SHELL_RUNNER: &str = "crates/keylane/src/shell/runner.rs";
 const SHELL_STARTS: &str = "crates/keylane/src/shell/starts.rs";
 const SHELL_SUBMIT: &str = "crates/keylane/src/shell/submit.rs";
 const STOPS: &str = "crates/keylane/src/stops.rs";
+const RULES: &str = "crates/keylane/src/rules.rs";
 const EXECUTOR: &str = "crates/keylane/src/executor.rs";
 const JOB: &str = "crates/keylane/src/job.rs";
 const PERMITS: &str = "crates/keylane/src/permits.rs";
@@ -250,6 +251,22 @@ const HANDLES: TestRun = TestRun {
     package: "keylane",
     target: &["--test", "it"],
     filter: "handles::",
+    env: &[],
+};
+
+/// Limits, and changes of them.
+const LIMITED: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "limits::",
+    env: &[],
+};
+
+/// Results that nobody takes.
+const OUTPUTS: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "outputs::",
     env: &[],
 };
 
@@ -1253,6 +1270,46 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        if let Some(owner) = self.0.upgrade() {\n            owner.stop();",
         replace: "        if let Some(owner) = self.0.upgrade() {\n            owner.shell.close();",
         test: SHUTDOWN,
+    },
+    Mutation {
+        name: "panic-of-a-dropped-result-is-not-contained",
+        invariant: "L4",
+        file: SHELL_ENDS,
+        find: "        while let Err(message) = contain(|| afters.by_ref().for_each(|after| self.work.after(after)))\n        {\n            self.work.panicked(\"result\", &message);\n        }",
+        replace: "        afters.by_ref().for_each(|after| self.work.after(after));",
+        test: OUTPUTS,
+    },
+    Mutation {
+        name: "runner-that-never-comes-is-waited-for",
+        invariant: "L4",
+        file: SHELL_RUNNER,
+        find: "            shell.never_comes();",
+        replace: "            let _ = shell;",
+        test: SHUTDOWN,
+    },
+    Mutation {
+        name: "idle-before-what-was-taken-out-has-ended",
+        invariant: "L4",
+        file: SHELL,
+        find: "            let unseen = (!jobs.is_empty()).then(|| self.unseen());\n            (jobs, unseen)",
+        replace: "            let unseen = (!jobs.is_empty()).then_some(());\n            (jobs, unseen)",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "stopped-by-another-is-nothing-left",
+        invariant: "L4",
+        file: SHELL,
+        find: "            self.stopped.get_or_init(|| (waiting.len(), running.len()));",
+        replace: "",
+        test: SHUTDOWN,
+    },
+    Mutation {
+        name: "latest-limits-by-their-value",
+        invariant: "L3",
+        file: RULES,
+        find: "        *live = (limits, live.1 + 1);",
+        replace: "        *live = (limits, limits.max_in_flight_per_key.unwrap_or(0) as u64);",
+        test: LIMITED,
     },
     Mutation {
         name: "return-is-taken-anywhere",

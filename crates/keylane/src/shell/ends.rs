@@ -1,9 +1,8 @@
 //! Runs that ended: reported to the lanes, then their results can be seen.
 
-use super::idle::tell;
 use super::{BATCH, Ended, PLACES, Shell, State, Types, Work};
 use crate::lanes::Ticket;
-use crate::rt::lock;
+use crate::rt::{contain, lock};
 
 /// The most ends whose memory is kept when they are reported.
 pub(super) const MOST_KEPT: usize = BATCH * BATCH;
@@ -140,16 +139,13 @@ where
         if ends.afters.is_empty() {
             return;
         }
-        for after in ends.afters.drain(..) {
-            self.work.after(after);
+        let mut afters = ends.afters.drain(..);
+        // A result that nobody takes is dropped here, and may panic: the others are not its business.
+        while let Err(message) =
+            contain(|| afters.by_ref().for_each(|after| self.work.after(after)))
+        {
+            self.work.panicked("result", &message);
         }
-        let mut publishing = lock(&self.publishing);
-        let idle = publishing.end(ends.number);
-        let last = publishing.is_last();
-        drop(publishing);
-        tell(idle);
-        if last {
-            self.tell_idle();
-        }
+        self.seen(ends.number);
     }
 }

@@ -51,11 +51,40 @@ impl Publishing {
     }
 }
 
+/// Results that are on their way to be seen until this is dropped.
+pub(super) struct Unseen<'a, K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    shell: &'a Shell<K, W>,
+    number: u64,
+}
+
+impl<K, W> Drop for Unseen<'_, K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn drop(&mut self) {
+        self.shell.seen(self.number);
+    }
+}
+
 impl<K, W> Shell<K, W>
 where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
+    /// Results will be seen that belong to what leaves the lanes now, under their lock.
+    pub(super) fn unseen(&self) -> Unseen<'_, K, W> {
+        let number = lock(&self.publishing).begin();
+        Unseen {
+            shell: self,
+            number,
+        }
+    }
+
     /// Tells when everything is idle; `None` when it is so now. Takes nothing in: that may be much,
     /// and runners are at it.
     pub(crate) fn watch_all_idle(&self) -> Option<oneshot::Receiver<()>> {
@@ -124,8 +153,20 @@ where
         state.lanes.is_idle() && state.taken.is_empty() && lock(&self.inbox.0).queue.is_empty()
     }
 
+    /// The results of this number can be seen.
+    pub(super) fn seen(&self, number: u64) {
+        let mut publishing = lock(&self.publishing);
+        let idle = publishing.end(number);
+        let last = publishing.is_last();
+        drop(publishing);
+        tell(idle);
+        if last {
+            self.tell_idle();
+        }
+    }
+
     /// The last result can be seen: whoever waits for all to be idle may go on.
-    pub(super) fn tell_idle(&self) {
+    fn tell_idle(&self) {
         let idle = {
             let mut state = lock(&self.state.0);
             if !self.is_idle(&state) || lock(&self.publishing).wait_for_all() {

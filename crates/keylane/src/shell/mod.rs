@@ -22,7 +22,7 @@ mod work;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 
 use hashbrown::HashMap;
@@ -109,6 +109,8 @@ pub(crate) struct Shell<K, W: Types> {
     spare: Mutex<Vec<EndedRun<W>>>,
     state: Apart<Mutex<State<K, W::Job>>>,
     stops: Stops,
+    /// What waited and ran when everything was stopped.
+    stopped: OnceLock<(usize, usize)>,
     spawner: Spawner,
     workers: usize,
     epoch: Instant,
@@ -141,9 +143,7 @@ impl<K, W: Types> Shell<K, W> {
     }
 
     pub(crate) fn instant_of(&self, time: Time) -> Instant {
-        // Further away than any timer: a hold of years must not overflow the clock.
-        let most = 10 * 365 * 86_400 * 1_000_000_000;
-        self.epoch + std::time::Duration::from_nanos(time.0.min(most))
+        self.epoch + std::time::Duration::from_nanos(time.0)
     }
 }
 
@@ -187,6 +187,7 @@ where
                 rate_at: None,
             })),
             stops: Stops::new(),
+            stopped: OnceLock::new(),
             work: Arc::new(work),
             spawner,
             workers,
@@ -209,38 +210,73 @@ where
         self.with_spec(key, |state, _, key, spec| state.lanes.pause(key, |_| spec));
     }
 
-    /// Takes a waiting job out of its lane.
-    pub(crate) fn cancel(&self, key: &K, seq: u64) -> Option<W::Job> {
-        self.with(|state, _| {
+    /// Takes a waiting job out of its lane, for this to end it; `false` when it does not wait.
+    pub(crate) fn cancel(&self, key: &K, seq: u64, end: impl FnMut(W::Job)) -> bool {
+        let take = |state: &mut State<K, W::Job>| {
             let item: ItemId = state.lanes.item(key, seq)?;
             let job = state.lanes.cancel(item)?;
             state.room.remove(&seq);
             Some(job)
-        })
+        };
+        self.take_out(|state| take(state).into_iter().collect(), end)
     }
 
-    pub(crate) fn evict(&self, key: &K) -> Vec<W::Job> {
-        self.with(|state, _| {
+    /// Takes everything that waits under a key out of its lane, for this to end it.
+    pub(crate) fn evict(&self, key: &K, end: impl FnMut(W::Job)) {
+        let take = |state: &mut State<K, W::Job>| {
             state.remembered.remove(key);
             state.version += 1;
             state.lanes.evict(key)
-        })
+        };
+        self.take_out(take, end);
+    }
+
+    /// What leaves its lane without a start is ended outside the lock; nobody is told that all is idle
+    /// before. `false` when there was nothing.
+    fn take_out(
+        &self,
+        take: impl FnOnce(&mut State<K, W::Job>) -> Vec<W::Job>,
+        end: impl FnMut(W::Job),
+    ) -> bool {
+        let (jobs, unseen) = self.with(|state, _| {
+            let jobs = take(state);
+            let unseen = (!jobs.is_empty()).then(|| self.unseen());
+            (jobs, unseen)
+        });
+        jobs.into_iter().for_each(end);
+        unseen.is_some()
     }
 
     /// Stops what runs of this key.
     pub(crate) fn abort(&self, key: &K) {
-        self.stop_running(|lanes| lanes.running_of(key), Stop::Key);
-    }
-
-    /// Stops everything that runs.
-    pub(crate) fn abort_all(&self) {
-        self.stop_running(|lanes| lanes.all_running(), Stop::All);
-    }
-
-    fn stop_running(&self, which: impl FnOnce(&Lanes<K, W::Job>) -> Vec<(usize, u64)>, stop: Stop) {
         // Under the lock of the lanes: what is said of a run comes before its end is reported.
-        let running = self.with(|state, _| self.stops.ask(which(&state.lanes), stop));
+        let running = self.with(|state, _| {
+            let running = state.lanes.running_of(key);
+            self.stops.ask(running, Stop::Key)
+        });
         running.into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes nothing more, takes everything that waits out of its lane, for this to end it, and stops
+    /// everything that runs.
+    pub(crate) fn stop(&self, end: impl FnMut(W::Job)) {
+        self.close();
+        let mut wakers = Vec::new();
+        let take = |state: &mut State<K, W::Job>| {
+            let waiting = state.lanes.evict_all();
+            let running = state.lanes.all_running();
+            // Known before anybody can see that nothing is left.
+            self.stopped.get_or_init(|| (waiting.len(), running.len()));
+            wakers = self.stops.ask(running, Stop::All);
+            waiting
+        };
+        self.take_out(take, end);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// How many waited, and how many ran, when everything was stopped; nothing when it was not.
+    pub(crate) fn stopped(&self) -> Option<(usize, usize)> {
+        self.stopped.get().copied()
     }
 
     /// No submit is taken any more; `false` when that was so already.

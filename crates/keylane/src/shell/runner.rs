@@ -216,6 +216,34 @@ where
     }
 }
 
+/// A runner that was called. Dropped before it came, because the runtime is gone, it is not waited for.
+struct Coming<K, W>(Option<Arc<Shell<K, W>>>)
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>;
+
+impl<K, W> Coming<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn came(mut self) -> Arc<Shell<K, W>> {
+        self.0.take().expect("it comes once")
+    }
+}
+
+impl<K, W> Drop for Coming<K, W>
+where
+    K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
+    W: Work<K>,
+{
+    fn drop(&mut self) {
+        if let Some(shell) = &self.0 {
+            shell.never_comes();
+        }
+    }
+}
+
 impl<K, W> Drop for Runner<K, W>
 where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
@@ -236,9 +264,11 @@ where
 {
     pub(super) fn start_runner(&self) {
         if let Some(shell) = self.me.upgrade() {
-            // Made inside: where the runtime is gone, there is no runner, and nothing to take over.
-            self.spawner
-                .spawn(async move { Runner::new(shell).run().await });
+            let comes = Coming(Some(shell));
+            self.spawner.spawn(async move {
+                // Made inside: a runner that never came has nothing that others take over.
+                Runner::new(comes.came()).run().await;
+            });
         }
     }
 
@@ -296,6 +326,14 @@ where
         true
     }
 
+    /// A runner that was called is not coming: whoever counted on it to report an end is not let down.
+    fn never_comes(&self) {
+        lock(&self.inbox.0).runners -= 1;
+        let mut ended = Vec::new();
+        self.take_ends(&mut ended);
+        ended.into_iter().for_each(|ended| self.end_one(ended));
+    }
+
     /// A runner is gone in the middle of its work: what it had not reported is reported, what it
     /// had not started goes back to its place, and others go on.
     fn take_over(
@@ -305,8 +343,9 @@ where
         batch: &mut Vec<(Ticket, W::Job)>,
         ends: &mut Ends<W::After>,
     ) {
-        self.take_ends(ended);
+        // In this order: whoever leaves an end now does not count on this runner.
         lock(&self.inbox.0).runners -= 1;
+        self.take_ends(ended);
         let mut state = lock(&self.state.0);
         batch.extend(state.first_polls.gone(runner));
         let unstarted = batch.drain(..).map(|(ticket, job)| {

@@ -2,8 +2,13 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::{Shell, State, Work};
 use crate::rt::lock;
+
+/// Nothing further away is waited for at once: timers have their limits.
+const FAR: std::time::Duration = std::time::Duration::from_secs(365 * 86_400);
 
 pub(super) enum TimerOut {
     Fine,
@@ -39,10 +44,8 @@ where
             return;
         };
         let changed = shell.timer_changed.notified();
-        if tokio::time::timeout_at(shell.instant_of(at), changed)
-            .await
-            .is_err()
-        {
+        let at = shell.instant_of(at).min(Instant::now() + FAR);
+        if tokio::time::timeout_at(at, changed).await.is_err() {
             let now = shell.now();
             shell.with(|state, _| {
                 state.timer = None;

@@ -460,3 +460,46 @@ fn a_runtime_without_timers_is_refused_with_the_remedy() {
     let error = builder.build().unwrap_err().to_string();
     assert!(error.contains("enable_time()"), "{error}");
 }
+
+// The first change is in the middle of asking when two others come, the last of them like itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_asked_under_other_limits_is_not_taken_for_the_latest() {
+    type Asked = std::sync::mpsc::Sender<()>;
+    thread_local!(static SLOWLY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
+    let (ask, asked) = std::sync::mpsc::channel::<Asked>();
+    let executor = Executor::<u8>::builder()
+        .lane_concurrency_by(move |_| {
+            if SLOWLY.get() {
+                let (go, goes) = std::sync::mpsc::channel();
+                ask.send(go).unwrap();
+                goes.recv().unwrap();
+            }
+            8
+        })
+        .build()
+        .unwrap();
+    for key in [0, 1] {
+        executor.pause(&key);
+        executor.submit(key, async {});
+    }
+    let limits = |most| Limits {
+        max_in_flight_per_key: Some(most),
+        ..executor.limits()
+    };
+    let (two, five) = (limits(2), limits(5));
+    let sets = executor.clone();
+    let thread = std::thread::spawn(move || {
+        SLOWLY.set(true);
+        sets.set_limits(two).unwrap();
+    });
+    let first = asked.recv().unwrap();
+    executor.set_limits(five).unwrap();
+    first.send(()).unwrap();
+    let second = asked.recv().unwrap();
+    executor.set_limits(two).unwrap();
+    second.send(()).unwrap();
+    thread.join().unwrap();
+    assert_eq!(executor.limits(), two);
+    let each = [0, 1].map(|key| executor.stats_of(&key).unwrap().limits.concurrency);
+    assert_eq!(each, [2, 2]);
+}

@@ -19,6 +19,8 @@ mod million;
 #[cfg(not(keylane_shuttle))]
 mod order;
 #[cfg(not(keylane_shuttle))]
+mod outputs;
+#[cfg(not(keylane_shuttle))]
 mod panics;
 #[cfg(not(keylane_shuttle))]
 mod permits;

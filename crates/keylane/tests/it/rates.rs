@@ -177,3 +177,14 @@ async fn without_rates_and_holds_there_is_no_timer() {
     settle().await;
     assert_eq!(alive.num_alive_tasks(), idle + 1, "the running task alone");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_of_one_in_decades_waits_that_long() {
+    let years = Duration::from_secs(20 * 365 * 86_400);
+    let rate = keylane::Rate::new(1, years, 1);
+    let executor = Executor::builder().rate(rate).build().unwrap();
+    let before = tokio::time::Instant::now();
+    executor.submit("a", async {}).await;
+    executor.submit("a", async {}).await;
+    assert!(before.elapsed() >= years);
+}

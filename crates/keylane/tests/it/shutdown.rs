@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use keylane::{Executor, Mode, Reason, Why, blocking};
+use keylane::{Executor, Left, Mode, Reason, Why, blocking};
 use tokio::time::Instant;
 
 use crate::support::{
@@ -364,4 +364,94 @@ fn everything_ends_when_the_runtime_goes() {
     let other = tokio::runtime::Builder::new_current_thread().build();
     other.unwrap().block_on(executor.all_idle());
     assert_nothing_left(&executor);
+}
+
+#[test]
+fn a_task_that_ends_while_the_runtime_goes_has_its_result() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_time()
+        .build()
+        .unwrap();
+    let permits = keylane::Permits::new(2);
+    let builder = Executor::builder().runtime(runtime.handle().clone());
+    let builder = builder.shared_permits(permits.clone()).concurrency(2);
+    let executor = builder.build().unwrap();
+    executor.submit("pending", std::future::pending::<()>());
+    let (begun, begins) = std::sync::mpsc::channel();
+    let (go, goes) = std::sync::mpsc::channel();
+    let blocks = executor.submit("blocks", async move {
+        tokio::task::yield_now().await;
+        tokio::task::block_in_place(|| {
+            begun.send(()).unwrap();
+            goes.recv().unwrap();
+        });
+    });
+    let waits = executor.submit("waits", async {});
+    begins.recv().unwrap();
+    // Its worker is another thread's now, which ends while this one is in the middle of its poll.
+    runtime.block_on(runtime.spawn(async {})).unwrap();
+    runtime.shutdown_background();
+    assert_eq!(why(&waits.join()), Some(Why::ShutDown));
+    go.send(()).unwrap();
+    let (ended, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ended.send(blocks.join().is_done()));
+    let is_done = ends.recv_timeout(Duration::from_secs(5));
+    assert_eq!(is_done, Ok(true), "{:?}, {permits:?}", executor.stats());
+    let other = tokio::runtime::Builder::new_current_thread().build();
+    other.unwrap().block_on(executor.all_idle());
+    assert_nothing_left(&executor);
+}
+
+// What it had, the remains of the task included, is gone before anybody is told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_all_is_idle_what_was_evicted_has_its_result() {
+    let executor = executor();
+    executor.pause(&"a");
+    let (dropped, drops) = std::sync::mpsc::channel();
+    let (go, goes) = std::sync::mpsc::channel();
+    let remains = Remains(dropped, goes);
+    let handle = executor.submit("a", async move { drop(remains) });
+    let evicts = executor.clone();
+    let thread = std::thread::spawn(move || evicts.evict(&"a"));
+    drops.recv().unwrap();
+    let (idle, idles) = (executor.all_idle(), executor.idle(&"a"));
+    let (mut idle, mut idles) = (std::pin::pin!(idle), std::pin::pin!(idles));
+    std::future::poll_fn(|cx| {
+        assert!(idle.as_mut().poll(cx).is_pending());
+        assert!(idles.as_mut().poll(cx).is_pending());
+        std::task::Poll::Ready(())
+    })
+    .await;
+    go.send(()).unwrap();
+    idle.await;
+    idles.await;
+    assert!(handle.is_done());
+    thread.join().unwrap();
+}
+
+/// Says that it is dropped, and is gone only when it may.
+struct Remains(std::sync::mpsc::Sender<()>, std::sync::mpsc::Receiver<()>);
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        self.0.send(()).unwrap();
+        self.1.recv().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_that_another_one_cuts_short_says_what_was_stopped() {
+    let executor = executor();
+    let door = Door::closed();
+    executor.submit("a", door.passes(()));
+    executor.submit("a", async {});
+    door.reached().await;
+    let waits = executor.clone();
+    let first = tokio::spawn(async move { waits.shutdown(Duration::from_secs(60)).await });
+    settle().await;
+    let (waiting, running) = (1, 1);
+    let left = Left { waiting, running };
+    assert_eq!(executor.shutdown(Duration::ZERO).await, left);
+    assert_eq!(first.await.unwrap(), left);
 }

@@ -627,3 +627,17 @@ fn a_pause_and_a_resume_that_meet_pushes_lose_no_wake_up() {
         assert_eq!(watch.started(), [0, 1, 2]);
     });
 }
+
+#[test]
+fn when_all_is_idle_the_result_of_a_cancelled_task_can_be_seen() {
+    explore(|| async {
+        let executor = Executor::builder().build().unwrap();
+        executor.pause(&0);
+        let handle = executor.submit(0, async {}).shared();
+        let cancels = handle.clone();
+        let thread = ::shuttle::thread::spawn(move || cancels.cancel());
+        executor.all_idle().await;
+        assert!(handle.is_done());
+        thread.join().unwrap();
+    });
+}
