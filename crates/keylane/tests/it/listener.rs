@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use keylane::{Decision, Executor, Kind, Listener, Mode, Policy, TaskInfo, fallible};
+use keylane::{Decision, Executor, Listener, Mode, Policy, TaskError, TaskInfo, fallible};
 
 use crate::support::{Door, MS, Record, settle};
 
@@ -28,15 +28,34 @@ async fn each_task_is_submitted_started_and_completed_once() {
     let expected = [
         "submitted a 1",
         "started a 1 0ns",
-        "completed a 1 Done 3ms",
+        "completed a 1 well 3ms",
         "submitted a 2",
         "started a 2 0ns",
-        "completed a 2 Failed 0ns",
+        "completed a 2 (no) 0ns",
         "submitted b -",
         "started b - 0ns",
-        "completed b - Done 0ns",
+        "completed b - well 0ns",
     ];
     assert_eq!(record.lines(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_fails_or_panics_is_completed_with_its_error() {
+    let (executor, record) = recorded();
+    let fails = fallible(async { Err::<(), _>("the disk is full") });
+    executor.task("a").id("1").submit(fails).await;
+    let panics = async { panic!("out of paper") };
+    executor.task("a").id("2").submit(panics).await;
+    executor.post("b", async { panic!("posted") }).unwrap();
+    executor.all_idle().await;
+    let mut ends = record.lines();
+    ends.retain(|line| line.starts_with("completed"));
+    let expected = [
+        "completed a 1 (the disk is full) 0ns",
+        "completed a 2 (the task panicked: out of paper) 0ns",
+        "completed b - (the task panicked: posted) 0ns",
+    ];
+    assert_eq!(ends, expected);
 }
 
 struct Panics;
@@ -50,7 +69,7 @@ impl Listener<&'static str> for Panics {
         panic!("started");
     }
 
-    fn completed(&self, _: &TaskInfo<&'static str>, _: Kind, _: Duration) {
+    fn completed(&self, _: &TaskInfo<&'static str>, _: Result<(), &TaskError>, _: Duration) {
         panic!("completed");
     }
 
