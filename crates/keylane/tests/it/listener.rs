@@ -1,5 +1,7 @@
 //! What a listener hears, and that it balances.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use keylane::{Decision, Executor, Listener, Mode, Policy, TaskError, TaskInfo, fallible};
@@ -102,6 +104,76 @@ async fn a_panicking_listener_disturbs_nothing() {
     assert_eq!(third.await.ok(), Some(3));
     // 4 submitted, 2 started, 2 completed, 1 cancelled, 1 rejected.
     assert_eq!(executor.stats().panics, 10);
+}
+
+/// Calls the executor whenever it is told something.
+#[derive(Clone, Default)]
+struct Asks {
+    executor: Arc<OnceLock<Executor<&'static str>>>,
+    told: Arc<AtomicUsize>,
+}
+
+impl Asks {
+    fn ask(&self) {
+        let executor = self.executor.get().expect("set before the first submit");
+        executor.stats();
+        executor.stats_of(&"a");
+        executor.pause(&"z");
+        executor.resume(&"z");
+        self.told.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Listener<&'static str> for Asks {
+    fn submitted(&self, _: &TaskInfo<&'static str>) {
+        self.ask();
+    }
+
+    fn started(&self, _: &TaskInfo<&'static str>, _: Duration) {
+        self.ask();
+    }
+
+    fn completed(&self, _: &TaskInfo<&'static str>, _: Result<(), &TaskError>, _: Duration) {
+        self.ask();
+    }
+
+    fn rejected(&self, _: &TaskInfo<&'static str>, _: &keylane::Reason) {
+        self.ask();
+    }
+
+    fn cancelled(&self, _: &TaskInfo<&'static str>, _: keylane::Why) {
+        self.ask();
+    }
+}
+
+// Under a lock it would hang.
+#[tokio::test(start_paused = true)]
+async fn a_listener_may_call_the_executor() {
+    let asks = Asks::default();
+    let executor = Executor::builder()
+        .queue_limit_per_key(1)
+        .listener(asks.clone())
+        .build()
+        .unwrap();
+    asks.executor.set(executor.clone()).unwrap();
+    let door = Door::closed();
+    let runs = executor.submit("a", door.passes(()));
+    let waits = executor.submit("a", async {});
+    executor.submit("a", async {}).await;
+    door.reached().await;
+    waits.cancel();
+    let evicted = executor.submit("a", async {});
+    executor.evict(&"a");
+    assert!(evicted.is_done());
+    door.let_in(1);
+    assert!(runs.await.is_done());
+    let stopped = executor.submit("a", std::future::pending::<()>());
+    settle().await;
+    executor.shutdown_key(&"a", Mode::Now);
+    assert!(!stopped.await.is_done());
+    // 5 submitted, 2 started, 1 completed, 1 rejected, 3 cancelled.
+    assert_eq!(asks.told.load(Ordering::SeqCst), 12);
+    assert_eq!(executor.stats().panics, 0);
 }
 
 // GC-45

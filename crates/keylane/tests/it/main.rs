@@ -27,6 +27,8 @@ mod rates;
 #[cfg(not(keylane_shuttle))]
 mod rejection;
 #[cfg(not(keylane_shuttle))]
+mod run_all;
+#[cfg(not(keylane_shuttle))]
 mod shutdown;
 #[cfg(keylane_shuttle)]
 mod shuttle;
@@ -34,3 +36,5 @@ mod shuttle;
 mod support;
 #[cfg(not(keylane_shuttle))]
 mod tenants;
+#[cfg(not(keylane_shuttle))]
+mod tracing;
