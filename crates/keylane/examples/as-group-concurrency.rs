@@ -1,10 +1,10 @@
 //! The defaults and policies of the Java library `group-concurrency`, for those who come from it.
 //! What it calls a group is a key here.
 //!
-//! Four things it does otherwise are options: limits are resolved once for each key
-//! (`resolve_once`), caller-runs means at once and outside all limits (`Policy::RunUnlimited`),
-//! shutting a group down stops what runs (`Mode::Now`), and a rejection handler wins over the
-//! policy (as here).
+//! Three things it does otherwise are options: limits are resolved once for each key
+//! (`resolve_once`), caller-runs means at once and outside all limits (`Policy::RunUnlimited`), and
+//! shutting a group down stops what runs (`Mode::Now`). There as here, a rejection handler wins over
+//! the policy.
 //!
 //! `cargo run -p keylane --example as-group-concurrency`
 

@@ -124,7 +124,12 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
     }
 
     /// As [`queue_limit_per_key`](Self::queue_limit_per_key) for single keys.
-    pub fn queue_limit_for(mut self, keys: impl IntoIterator<Item = (K, usize)>) -> Self {
+    // No value is wrong, so nothing is said of a key. `Debug` all the same, as for the other two: who
+    // may name a key's limits may name them all.
+    pub fn queue_limit_for(mut self, keys: impl IntoIterator<Item = (K, usize)>) -> Self
+    where
+        K: fmt::Debug,
+    {
         self.rules.queue_for.extend(keys);
         self
     }
@@ -309,7 +314,7 @@ pub(crate) fn spawner(_: Option<tokio::runtime::Handle>) -> Result<Spawner, Stri
     Ok(Spawner)
 }
 
-/// Everything that is wrong with the options of a [`Builder`].
+/// Everything that is wrong with the options of a [`Builder`]. Shown, each is a line of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildErrors {
     /// One sentence each.
@@ -333,8 +338,25 @@ impl BuildErrors {
 
 impl fmt::Display for BuildErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.errors.join("; "))
+        f.write_str(&self.errors.join("\n"))
     }
 }
 
 impl std::error::Error for BuildErrors {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_is_a_line_of_its_own() {
+        let two = Limits {
+            turn: 0,
+            concurrency: Some(0),
+            ..Limits::default()
+        };
+        let errors = BuildErrors::check(&two).unwrap_err();
+        let lines = "concurrency is 0; it must be at least 1\nturn is 0; it must be at least 1";
+        assert_eq!(errors.to_string(), lines);
+    }
+}

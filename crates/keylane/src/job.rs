@@ -503,10 +503,13 @@ impl<K: Clone + 'static, T> Cell<K, T> {
 
     fn tell_end(&self, outcome: Outcome<T>, ran: Duration) -> Outcome<T> {
         let status = outcome.into_status();
-        self.tell(|listener, task| match (&status, status.refusal()) {
-            (_, Some(reason)) => listener.rejected(task, reason),
-            (Status::Cancelled(why), _) => listener.cancelled(task, *why),
-            (ended, _) => listener.completed(task, ended.kind(), ran),
+        self.tell(|listener, task| match &status {
+            Status::Rejected(reason) | Status::Failed(TaskError::NoRoom { reason, .. }) => {
+                listener.rejected(task, reason);
+            }
+            Status::Cancelled(why) => listener.cancelled(task, *why),
+            Status::Failed(error) => listener.completed(task, Err(error), ran),
+            Status::Done(_) => listener.completed(task, Ok(()), ran),
         });
         status.into()
     }

@@ -70,13 +70,54 @@
 //! | [`TaskHandle`], [`SharedHandle`] | the wait ends, the task goes on (under [`Policy::CallerRuns`] the task is cancelled: its handle is what runs it) |
 //! | [`TaskHandle::wait_timeout`] | nothing is lost; wait again |
 //! | [`Executor::submit_when_room`] | the place is given up and the task does not run |
-//! | [`Executor::run_all`] | what was submitted goes on |
+//! | [`Executor::run_all`] | what was submitted goes on (under [`Policy::CallerRuns`] what it was to run itself is cancelled) |
 //! | [`Executor::idle`], [`Executor::all_idle`], and those of [`JobExecutor`] | nothing is lost; wait again |
 //! | [`Executor::shutdown`] | the executor takes nothing more, but nothing is stopped; call it again |
 //! | [`JobExecutor::drain`] | the executor is draining all the same; call it again |
 //!
 //! A task that is cancelled while it runs is dropped at its next await: what it may lose there is up
 //! to the task. Blocking work is never cut off.
+//!
+//! # What to know
+//!
+//! * A task that awaits another of its own key waits for ever: the other starts when this one has
+//!   ended. So does a task that awaits any other at [`concurrency(1)`](Builder::concurrency), and
+//!   so do as many as there are permits, each of which awaits one that has none. Submit the next
+//!   step and end, or await it outside.
+//! * A task that holds a clone of its executor keeps it alive: it does not stop when all other
+//!   clones are dropped. [`shutdown`](Executor::shutdown) ends it all the same.
+//! * Tasks that start together are polled one after the other by one worker, up to the first wait of
+//!   each. One that computes for long before it waits delays those behind it, up to 255 tasks of
+//!   whatever keys. Such work belongs into [`blocking`].
+//! * A key is cloned a few times for each task. For text, take `Arc<str>` rather than `String`.
+//!
+//! # Observing
+//!
+//! [`Executor::stats`] and [`Executor::stats_of`] say what is going on, a [`Listener`] hears of every
+//! task, and a [`TaskResult`] says how long its task waited and ran. Beside that:
+//!
+//! Each task runs in a [`tracing`] span `task` of level debug, with the fields `executor` (the
+//! [`name`](Builder::name)) and `slot` (a number that no other has while it runs, below the most
+//! that ever ran at once). Jobs of a [`JobExecutor`] have none, nor do tasks outside the limits
+//! ([`Policy::RunUnlimited`]); what blocks ([`blocking`]) or is run by its handle
+//! ([`Policy::CallerRuns`]) is not inside its span.
+//!
+//! The log has one kind of line, of level error and with the field `executor`:
+//! `a … panicked: <message>`. It is written for each panic that was contained, of a task, a
+//! `listener`, a `rejection handler`, one of the builder's functions (by its name, as
+//! `lane_concurrency_by`), and in the job form of a `handler`, a `gate` or a `flush`. How a task
+//! failed is not logged: that is in its result, and a listener hears it.
+//!
+//! The feature `metrics` exports these through the [`metrics`](https://docs.rs/metrics) facade, each
+//! with the label `executor`. The recorder must be there before the executor is built. No label is
+//! ever a key.
+//!
+//! | metric | kind | |
+//! |---|---|---|
+//! | `keylane_executor_queued` | gauge | tasks or jobs that wait |
+//! | `keylane_executor_running` | gauge | tasks or jobs between start and end |
+//! | `keylane_executor_live_keys` | gauge | keys that have something waiting or running |
+//! | `keylane_executor_rejected_total` | counter | as [`Stats::rejected`]; of a [`JobExecutor`] always 0 |
 //!
 //! # Reading on
 //!

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::result::{Kind, Reason, Why};
 use crate::rt::contain;
+use crate::task::TaskError;
 
 /// What a listener is told of a task.
 #[derive(Clone, Debug)]
@@ -17,9 +18,11 @@ pub struct TaskInfo<K> {
 }
 
 /// Is told what happens to tasks. For every task `submitted` comes once, and then exactly one of
-/// `completed`, `rejected` and `cancelled`; `started` comes once for those that ran.
+/// `completed`, `rejected` and `cancelled`; `started` comes once for those that ran. Where there is a
+/// listener, it is told of posted tasks too.
 ///
-/// Called outside all locks; a panic is logged and counted, and disturbs nothing.
+/// Called outside all locks, so it may call the executor. A panic is logged and counted, and
+/// disturbs nothing.
 pub trait Listener<K>: Send + Sync + 'static {
     /// Somebody wants the task run.
     fn submitted(&self, task: &TaskInfo<K>) {
@@ -31,9 +34,11 @@ pub trait Listener<K>: Send + Sync + 'static {
         let _ = (task, waited);
     }
 
-    /// The task ended by itself: [`Kind::Done`] or [`Kind::Failed`].
-    fn completed(&self, task: &TaskInfo<K>, kind: Kind, ran: Duration) {
-        let _ = (task, kind, ran);
+    /// The task ended by itself: it succeeded, or failed with this error
+    /// ([`Failed`](TaskError::Failed) or [`Panicked`](TaskError::Panicked), never
+    /// [`NoRoom`](TaskError::NoRoom), which is a rejection).
+    fn completed(&self, task: &TaskInfo<K>, result: Result<(), &TaskError>, ran: Duration) {
+        let _ = (task, result, ran);
     }
 
     /// The task was not taken, or was thrown out before it started.

@@ -3,6 +3,12 @@
 use crate::lanes::{Hold, LaneLimits, LaneState};
 
 /// What is going on in an executor.
+///
+/// `done`, `failed`, `cancelled` and `rejected` count the tasks that have a handle, each once, when
+/// its result can be seen. Of [posted](crate::Executor::post) tasks only those count that `post`
+/// refuses, as rejected; where the executor has a [`Listener`](crate::Listener), they count as the
+/// others do. A [`JobExecutor`](crate::JobExecutor) does not know how its jobs end: there these four
+/// are always 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
     /// Tasks between start and end.
@@ -11,15 +17,18 @@ pub struct Stats {
     pub queued: usize,
     /// Keys that have something waiting or running.
     pub live_keys: usize,
-    /// Tasks that succeeded (posted ones are not counted here: nobody asks for their results).
+    /// Tasks that succeeded, and those whose value the rejection handler gave.
     pub done: u64,
-    /// Tasks that failed.
+    /// Tasks that failed or panicked, and those that the rejection handler let fail.
     pub failed: u64,
-    /// Tasks that were cancelled.
+    /// Tasks that were cancelled, waiting or running.
     pub cancelled: u64,
-    /// Tasks that were rejected.
+    /// Tasks that were not taken or were thrown out before they started, also where their handles
+    /// say [`Failed`](crate::Status::Failed) for it ([`Policy::Abort`](crate::Policy::Abort)) or
+    /// where they were handed back.
     pub rejected: u64,
-    /// Panics of tasks, listeners, resolvers and handlers.
+    /// Panics of tasks (posted ones too), listeners, rejection handlers, the builder's functions,
+    /// and a [`Handler`](crate::Handler). Each is a line in the log.
     pub panics: u64,
 }
 

@@ -1,8 +1,10 @@
 //! What a listener hears, and that it balances.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use keylane::{Decision, Executor, Kind, Listener, Mode, Policy, TaskInfo, fallible};
+use keylane::{Decision, Executor, Listener, Mode, Policy, TaskError, TaskInfo, fallible};
 
 use crate::support::{Door, MS, Record, settle};
 
@@ -28,15 +30,34 @@ async fn each_task_is_submitted_started_and_completed_once() {
     let expected = [
         "submitted a 1",
         "started a 1 0ns",
-        "completed a 1 Done 3ms",
+        "completed a 1 well 3ms",
         "submitted a 2",
         "started a 2 0ns",
-        "completed a 2 Failed 0ns",
+        "completed a 2 (no) 0ns",
         "submitted b -",
         "started b - 0ns",
-        "completed b - Done 0ns",
+        "completed b - well 0ns",
     ];
     assert_eq!(record.lines(), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_fails_or_panics_is_completed_with_its_error() {
+    let (executor, record) = recorded();
+    let fails = fallible(async { Err::<(), _>("the disk is full") });
+    executor.task("a").id("1").submit(fails).await;
+    let panics = async { panic!("out of paper") };
+    executor.task("a").id("2").submit(panics).await;
+    executor.post("b", async { panic!("posted") }).unwrap();
+    executor.all_idle().await;
+    let mut ends = record.lines();
+    ends.retain(|line| line.starts_with("completed"));
+    let expected = [
+        "completed a 1 (the disk is full) 0ns",
+        "completed a 2 (the task panicked: out of paper) 0ns",
+        "completed b - (the task panicked: posted) 0ns",
+    ];
+    assert_eq!(ends, expected);
 }
 
 struct Panics;
@@ -50,7 +71,7 @@ impl Listener<&'static str> for Panics {
         panic!("started");
     }
 
-    fn completed(&self, _: &TaskInfo<&'static str>, _: Kind, _: Duration) {
+    fn completed(&self, _: &TaskInfo<&'static str>, _: Result<(), &TaskError>, _: Duration) {
         panic!("completed");
     }
 
@@ -83,6 +104,76 @@ async fn a_panicking_listener_disturbs_nothing() {
     assert_eq!(third.await.ok(), Some(3));
     // 4 submitted, 2 started, 2 completed, 1 cancelled, 1 rejected.
     assert_eq!(executor.stats().panics, 10);
+}
+
+/// Calls the executor whenever it is told something.
+#[derive(Clone, Default)]
+struct Asks {
+    executor: Arc<OnceLock<Executor<&'static str>>>,
+    told: Arc<AtomicUsize>,
+}
+
+impl Asks {
+    fn ask(&self) {
+        let executor = self.executor.get().expect("set before the first submit");
+        executor.stats();
+        executor.stats_of(&"a");
+        executor.pause(&"z");
+        executor.resume(&"z");
+        self.told.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Listener<&'static str> for Asks {
+    fn submitted(&self, _: &TaskInfo<&'static str>) {
+        self.ask();
+    }
+
+    fn started(&self, _: &TaskInfo<&'static str>, _: Duration) {
+        self.ask();
+    }
+
+    fn completed(&self, _: &TaskInfo<&'static str>, _: Result<(), &TaskError>, _: Duration) {
+        self.ask();
+    }
+
+    fn rejected(&self, _: &TaskInfo<&'static str>, _: &keylane::Reason) {
+        self.ask();
+    }
+
+    fn cancelled(&self, _: &TaskInfo<&'static str>, _: keylane::Why) {
+        self.ask();
+    }
+}
+
+// Under a lock it would hang.
+#[tokio::test(start_paused = true)]
+async fn a_listener_may_call_the_executor() {
+    let asks = Asks::default();
+    let executor = Executor::builder()
+        .queue_limit_per_key(1)
+        .listener(asks.clone())
+        .build()
+        .unwrap();
+    asks.executor.set(executor.clone()).unwrap();
+    let door = Door::closed();
+    let runs = executor.submit("a", door.passes(()));
+    let waits = executor.submit("a", async {});
+    executor.submit("a", async {}).await;
+    door.reached().await;
+    waits.cancel();
+    let evicted = executor.submit("a", async {});
+    executor.evict(&"a");
+    assert!(evicted.is_done());
+    door.let_in(1);
+    assert!(runs.await.is_done());
+    let stopped = executor.submit("a", std::future::pending::<()>());
+    settle().await;
+    executor.shutdown_key(&"a", Mode::Now);
+    assert!(!stopped.await.is_done());
+    // 5 submitted, 2 started, 1 completed, 1 rejected, 3 cancelled.
+    assert_eq!(asks.told.load(Ordering::SeqCst), 12);
+    assert_eq!(executor.stats().panics, 0);
 }
 
 // GC-45

@@ -29,6 +29,8 @@ mod rates;
 #[cfg(not(keylane_shuttle))]
 mod rejection;
 #[cfg(not(keylane_shuttle))]
+mod run_all;
+#[cfg(not(keylane_shuttle))]
 mod shutdown;
 #[cfg(keylane_shuttle)]
 mod shuttle;
@@ -36,3 +38,5 @@ mod shuttle;
 mod support;
 #[cfg(not(keylane_shuttle))]
 mod tenants;
+#[cfg(not(keylane_shuttle))]
+mod tracing;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use keylane::{Executor, Kind, Listener, Reason, Status, TaskInfo, TaskResult, Why};
+use keylane::{Executor, Listener, Reason, Status, TaskError, TaskInfo, TaskResult, Why};
 use tokio::sync::{Semaphore, mpsc};
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
@@ -186,8 +186,14 @@ impl Listener<&'static str> for Record {
         self.note("started", task, &format!("{waited:?}"));
     }
 
-    fn completed(&self, task: &TaskInfo<&'static str>, kind: Kind, ran: Duration) {
-        self.note("completed", task, &format!("{kind:?} {ran:?}"));
+    fn completed(
+        &self,
+        task: &TaskInfo<&'static str>,
+        result: Result<(), &TaskError>,
+        ran: Duration,
+    ) {
+        let how = result.map_or_else(|error| format!("({error})"), |()| "well".to_owned());
+        self.note("completed", task, &format!("{how} {ran:?}"));
     }
 
     fn rejected(&self, task: &TaskInfo<&'static str>, reason: &Reason) {
