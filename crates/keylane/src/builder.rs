@@ -111,7 +111,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
         self
     }
 
-    /// How many tasks may wait only because of the limit of all. 0: none. Default: no limit.
+    /// How many tasks may wait only because [`concurrency`](Self::concurrency) or
+    /// [`max_in_flight`](Self::max_in_flight) is reached. What waits for its key counts there
+    /// ([`queue_limit_per_key`](Self::queue_limit_per_key)); what could start but for a rate or for
+    /// [`shared_permits`](Self::shared_permits) counts nowhere. 0: none. Default: no limit.
     pub fn queue_limit(mut self, most: usize) -> Self {
         self.limits.queue_limit = Some(most);
         self
@@ -211,8 +214,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
         self
     }
 
-    /// Remember what the functions above said about a key until it is evicted, instead of asking
-    /// again whenever its lane is made anew. Costs memory for every key ever seen. Default: false.
+    /// Remember what the functions above said about a key until it is evicted or the limits are
+    /// changed, instead of asking again whenever its lane is made anew. Costs memory for every key
+    /// ever seen. Default: false.
     pub fn resolve_once(mut self, once: bool) -> Self {
         self.resolve_once = once;
         self

@@ -234,7 +234,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     }
 
     /// Changes the limits while everything goes on. Increases act at once; after a decrease
-    /// nothing starts until fewer run than the new limit.
+    /// nothing starts until fewer run than the new limit. What the builder's functions say about keys
+    /// is asked for anew.
     ///
     /// # Errors
     /// [`BuildErrors`](crate::BuildErrors) when a value cannot be meant; nothing has changed then.

@@ -125,7 +125,7 @@ impl<J> NotPushed<J> {
 /// [`Builder::build_with`](crate::Builder::build_with).
 ///
 /// Unlike [`Executor`](crate::Executor), dropping it stops nothing: jobs are precious, so only
-/// [`drain`](Self::drain) ends it.
+/// [`drain`](Self::drain) ends it. Drain it before its runtime goes: what waits in it then stays there.
 pub struct JobExecutor<K, J, H>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,

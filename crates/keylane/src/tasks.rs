@@ -179,6 +179,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         }
     }
 
+    fn comes_again(&self, lane: &Lane<K>) -> bool {
+        matches!(lane, Lane::Key(_))
+    }
+
     fn has_specs(&self) -> bool {
         !self.rules.is_empty()
     }

@@ -14,6 +14,7 @@ mod ends;
 mod first_polls;
 mod flush;
 mod idle;
+mod relief;
 mod runner;
 mod starts;
 mod submit;
@@ -59,6 +60,8 @@ struct Inbox<K, J> {
     runners: usize,
     /// Something changed for the runners since they last looked.
     again: bool,
+    /// Somebody sees to it that a runner in the middle of a long poll is not waited for.
+    watched: bool,
 }
 
 struct State<K, J> {
@@ -123,6 +126,10 @@ pub(crate) struct Shell<K, W: Types> {
     poll_nanos: AtomicU32,
     /// How many runs in a row were not ready at their first poll, up to a batch of them.
     pending: AtomicU32,
+    /// How often a runner came to the lanes.
+    turns: AtomicU32,
+    /// Changes when something must not start any more that might before.
+    changes: AtomicU32,
     /// The number of the next runner.
     next_runner: AtomicU32,
     /// Whether anything waited in the lanes when they were last looked at.
@@ -168,6 +175,7 @@ where
                 closed: false,
                 runners: 0,
                 again: false,
+                watched: false,
             })),
             ends: std::array::from_fn(|_| Apart(Mutex::new(Vec::new()))),
             spare: Mutex::new(Vec::new()),
@@ -198,6 +206,8 @@ where
             wants_permit: AtomicBool::new(false),
             poll_nanos: AtomicU32::new(BATCH_NANOS),
             pending: AtomicU32::new(0),
+            turns: AtomicU32::new(0),
+            changes: AtomicU32::new(0),
             next_runner: AtomicU32::new(0),
             waits: AtomicBool::new(false),
             publishing: Mutex::default(),
@@ -207,7 +217,10 @@ where
 
     /// Nothing of this key starts until it is resumed.
     pub(crate) fn pause(&self, key: K) {
-        self.with_spec(key, |state, _, key, spec| state.lanes.pause(key, |_| spec));
+        self.with_spec(key, |state, _, key, spec| {
+            self.changes.fetch_add(1, Ordering::Release);
+            state.lanes.pause(key, |_| spec);
+        });
     }
 
     /// Takes a waiting job out of its lane, for this to end it; `false` when it does not wait.
@@ -319,6 +332,7 @@ where
                     inbox.direct = must_be_direct(&limits) || self.work.has_specs();
                     state.remembered.clear();
                     state.version += 1;
+                    self.changes.fetch_add(1, Ordering::Release);
                     let spec = |key: &K| specs.get(key).cloned().unwrap_or_default();
                     state.lanes.reconfigure(limits, spec);
                     state.rate_at = None;
@@ -419,6 +433,9 @@ where
             inbox.runners += 1;
             drop(inbox);
             self.start_runner();
+        } else if self.is_unwatched(&mut inbox) {
+            drop(inbox);
+            self.watch_runners();
         }
     }
 

@@ -38,6 +38,8 @@ where
     /// Results were let be seen since others could run.
     published: bool,
     retired: bool,
+    /// How many changes there had been when the batch was taken.
+    changes: u32,
 }
 
 impl<K, W> Runner<K, W>
@@ -57,6 +59,7 @@ where
             waited: false,
             published: false,
             retired: false,
+            changes: 0,
         }
     }
 
@@ -117,6 +120,8 @@ where
             self.waited = true;
             return None;
         };
+        shell.turns.fetch_add(1, Ordering::Relaxed);
+        self.changes = shell.changes.load(Ordering::Acquire);
         if self.ended.capacity() == 0 {
             self.ended = std::mem::take(&mut lock(&shell.spare));
         }
@@ -166,6 +171,7 @@ where
         }
         let mut state = lock(&shell.state.0);
         if state.lanes.waiting() > 0 {
+            self.changes = shell.changes.load(Ordering::Acquire);
             let ends = &mut self.ends;
             shell.report(&mut state, &mut self.ended, ends);
             shell.fill(&mut state, self.id, &mut self.batch, most);
@@ -191,9 +197,14 @@ where
         }
         let mut pending = 0;
         for (ticket, job) in self.batch.drain(..) {
+            if shell.changes.load(Ordering::Acquire) != self.changes {
+                self.ended.push(put_back(ticket, job));
+                continue;
+            }
             let stoppable = shell.work.stoppable(&job);
             let mut run = shell.work.start(job, ticket.slot());
-            if stoppable && let Some(stop) = shell.stops.asked(&ticket) {
+            // It has not begun: whether dropping it would stop it is no question.
+            if let Some(stop) = shell.stops.asked(&ticket) {
                 let after = shell.work.abandon(run, stop);
                 self.ended.push((ticket, Ended::Done(after)));
                 continue;
@@ -255,6 +266,12 @@ where
             self.shell.take_over(self.id, ended, batch, &mut self.ends);
         }
     }
+}
+
+/// What was taken and not begun goes back to its place, and starts again if it may.
+fn put_back<J, A>(ticket: Ticket, job: J) -> (Ticket, Ended<J, A>) {
+    let (job, hold) = (Box::new(job), Until::Now);
+    (ticket, Ended::Hold { job, hold })
 }
 
 impl<K, W> Shell<K, W>
@@ -348,11 +365,7 @@ where
         self.take_ends(ended);
         let mut state = lock(&self.state.0);
         batch.extend(state.first_polls.gone(runner));
-        let unstarted = batch.drain(..).map(|(ticket, job)| {
-            let (job, hold) = (Box::new(job), Until::Now);
-            (ticket, Ended::Hold { job, hold })
-        });
-        ended.extend(unstarted);
+        ended.extend(batch.drain(..).map(|(ticket, job)| put_back(ticket, job)));
         self.report(&mut state, ended, ends);
         let out = self.finish(&mut state);
         drop(state);

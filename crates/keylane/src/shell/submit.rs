@@ -43,9 +43,12 @@ where
         let start = inbox.runners == 0;
         inbox.runners += usize::from(start);
         let many = inbox.queue.len() == BATCH;
+        let unwatched = !start && self.is_unwatched(&mut inbox);
         drop(inbox);
         if start {
             self.start_runner();
+        } else if unwatched {
+            self.watch_runners();
         } else if many && (self.are_pending() || self.worth_help()) {
             self.nudge();
         }
@@ -129,7 +132,7 @@ where
         if *version != state.version {
             return None;
         }
-        if self.remember {
+        if self.remember && self.work.comes_again(key) {
             state.remembered.insert(key.clone(), spec.clone());
         }
         Some(spec.clone())

@@ -35,6 +35,10 @@ pub(crate) trait Work<K>:
     /// Whether [`Work::gate`] ever keeps a job from starting.
     const GATED: bool;
 
+    /// Whether there may be another lane of this key.
+    fn comes_again(&self, _: &K) -> bool {
+        true
+    }
     /// What keeps the job at the front of a lane from starting, if anything does. Asked under the
     /// lock: quick and pure.
     fn gate(&self, job: &Self::Job) -> Option<Until>;

@@ -503,3 +503,47 @@ async fn what_was_asked_under_other_limits_is_not_taken_for_the_latest() {
     let each = [0, 1].map(|key| executor.stats_of(&key).unwrap().limits.concurrency);
     assert_eq!(each, [2, 2]);
 }
+
+/// An executor that knows of short tasks, of which it takes several at a time.
+async fn with_short_tasks() -> Executor<u32> {
+    let executor = Executor::builder().build().unwrap();
+    for _ in 0..100 {
+        executor.submit(0, async {}).await;
+    }
+    executor
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_taken_does_not_begin_after_its_key_was_paused() {
+    let executor = with_short_tasks().await;
+    let pauses = executor.clone();
+    let first = executor.submit(0, async move { pauses.pause(&1) });
+    let mut second = executor.submit(1, async {});
+    assert!(first.await.is_done());
+    assert!(!second.wait_timeout(MS).await.is_done());
+    executor.resume(&1);
+    assert!(second.await.is_done());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_taken_does_not_begin_beyond_a_limit_that_was_lowered() {
+    let executor = with_short_tasks().await;
+    let sets = executor.clone();
+    let first = executor.submit(0, async move {
+        let concurrency = Some(1);
+        let limits = Limits {
+            concurrency,
+            ..sets.limits()
+        };
+        sets.set_limits(limits).unwrap();
+    });
+    let peak = Peak::default();
+    let others: Vec<_> = (1..20)
+        .map(|key| executor.submit(key, peak.sleeps(MS)))
+        .collect();
+    assert!(first.await.is_done());
+    for other in others {
+        assert!(other.await.is_done());
+    }
+    assert_eq!(peak.most(), 1);
+}

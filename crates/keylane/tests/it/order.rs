@@ -308,3 +308,27 @@ async fn of_new_keys_submitted_by_turns_one_of_each_runs() {
     }
     assert_nothing_left(&executor);
 }
+
+// PL: a slow topic never delays another, also where it does not wait but works.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_is_long_in_its_first_step_delays_no_other_key() {
+    for limit in [usize::MAX, 1000] {
+        let builder = Executor::builder().queue_limit(limit);
+        let executor = builder.build().unwrap();
+        let (begun, begins) = tokio::sync::oneshot::channel();
+        let (go, goes) = std::sync::mpsc::channel::<()>();
+        let long = executor.submit("a", async move {
+            begun.send(()).unwrap();
+            tokio::task::block_in_place(|| goes.recv().unwrap());
+        });
+        begins.await.unwrap();
+        for key in ["b", "c", "b"] {
+            let mut other = executor.submit(key, async {});
+            // On the real clock: only a failure waits that long.
+            let result = other.wait_timeout(Duration::from_secs(5)).await;
+            assert!(result.is_done(), "it waited for another key's first step");
+        }
+        go.send(()).unwrap();
+        assert!(long.await.is_done());
+    }
+}

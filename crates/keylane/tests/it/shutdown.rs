@@ -221,7 +221,7 @@ async fn a_dropped_executor_leaves_no_timer_behind() {
     let idle = alive.num_alive_tasks();
     executor.submit("a", async {});
     let waiting = executor.submit("a", async {});
-    settle().await;
+    tokio::time::sleep(10 * MS).await;
     assert_eq!(alive.num_alive_tasks(), idle + 1, "the timer");
     drop(executor);
     assert_eq!(why(&waiting.await), Some(Why::ShutDown));
@@ -339,6 +339,12 @@ async fn what_is_stopped_before_its_first_step_does_not_begin() {
     let second = executor.submit("b", async move { begins.store(true, Ordering::SeqCst) });
     assert!(first.await.is_done());
     assert_eq!(why(&second.await), Some(Why::KeyShutDown));
+    assert!(!begun.load(Ordering::SeqCst));
+    let (stops, begins) = (executor.clone(), begun.clone());
+    executor.submit("a", async move { stops.shutdown_key(&"b", Mode::Now) });
+    let work = blocking(move || begins.store(true, Ordering::SeqCst));
+    let blocks = executor.submit("b", work);
+    assert_eq!(why(&blocks.await), Some(Why::KeyShutDown));
     assert!(!begun.load(Ordering::SeqCst));
 }
 
