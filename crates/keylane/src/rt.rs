@@ -1,7 +1,9 @@
 //! What the shell needs of a runtime: locks, spawning, the clock. Under `cfg(keylane_shuttle)`
 //! these are shuttle's, so that the shell's interleavings can be explored.
 
+use std::any::Any;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Poll;
 
 #[cfg(not(keylane_shuttle))]
@@ -159,7 +161,7 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 /// Runs user code that may panic; answers the panic's message.
 pub(crate) fn contain<T>(code: impl FnOnce() -> T) -> Result<T, String> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(code)).map_err(panic_message)
+    catch_unwind(AssertUnwindSafe(code)).map_err(panic_message)
 }
 
 /// As [`contain`] for every poll of a future.
@@ -173,12 +175,22 @@ pub(crate) async fn contain_all<T>(future: impl Future<Output = T>) -> Result<T,
     .await
 }
 
-fn panic_message(panic: Box<dyn std::any::Any + Send>) -> String {
+fn panic_message(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => *text,
         Err(panic) => match panic.downcast::<&'static str>() {
             Ok(text) => (*text).to_owned(),
-            Err(_) => "a panic without a message".to_owned(),
+            Err(panic) => {
+                drop_panic(panic);
+                "a panic without a message".to_owned()
+            }
         },
+    }
+}
+
+/// What a panic carries may panic when it is dropped. What that one carries is not tried again.
+fn drop_panic(panic: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(again);
     }
 }

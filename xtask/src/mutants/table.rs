@@ -22,6 +22,7 @@ const STOPS: &str = "crates/keylane/src/stops.rs";
 const EXECUTOR: &str = "crates/keylane/src/executor.rs";
 const JOB: &str = "crates/keylane/src/job.rs";
 const PERMITS: &str = "crates/keylane/src/permits.rs";
+const RT: &str = "crates/keylane/src/rt.rs";
 
 const POOL: &str = "crates/keylane-router/src/pool.rs";
 const PROCESS: &str = "crates/keylane-router/src/process.rs";
@@ -250,6 +251,14 @@ const HANDLES: TestRun = TestRun {
     package: "keylane",
     target: &["--test", "it"],
     filter: "handles::",
+    env: &[],
+};
+
+/// Panics of tasks.
+const PANICS: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "panics::",
     env: &[],
 };
 
@@ -1245,6 +1254,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        {\n            let mut state = lock(&self.state);\n            let started = state.started();\n            if let CellStage::Seen(ended, outcome) = &mut state.stage {\n                let (ended, status) = (*ended, keep(outcome));\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
         replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            let started = state.started();\n            if let CellStage::Seen(ended, outcome) = &mut state.stage {\n                let (ended, status) = (*ended, keep(outcome));\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        Poll::Pending",
         test: SHUTTLE,
+    },
+    Mutation {
+        name: "panic-that-panics-again-is-let-out",
+        invariant: "L4",
+        file: RT,
+        find: "                drop_panic(panic);",
+        replace: "                drop(panic);",
+        test: PANICS,
     },
     Mutation {
         name: "executor-outlives-its-runtime",
