@@ -746,8 +746,9 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
             return self.poll_first(cx, before);
         }
         *before = None;
+        // What has not begun stops, whatever it is.
         if let Some(why) = self.cell.before_poll(cx)
-            && Tk::STOPS_WHEN_DROPPED
+            && (Tk::STOPS_WHEN_DROPPED || self.stage == Stage::Waits)
         {
             return Poll::Ready(self.stop(why));
         }

@@ -1256,6 +1256,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SHUTTLE,
     },
     Mutation {
+        name: "blocking-work-begins-although-it-was-cancelled",
+        invariant: "L11",
+        file: JOB,
+        find: "            && (Tk::STOPS_WHEN_DROPPED || self.stage == Stage::Waits)",
+        replace: "            && Tk::STOPS_WHEN_DROPPED",
+        test: HANDLES,
+    },
+    Mutation {
         name: "panic-that-panics-again-is-let-out",
         invariant: "L4",
         file: RT,

@@ -1,11 +1,13 @@
 //! Handles and results: waiting, cancelling, deadlines, times.
 
 use std::error::Error;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use keylane::{Cancelled, Executor, Limits, Policy, Status, TaskError, Why, blocking, fallible};
+use keylane::{
+    Cancelled, Executor, Limits, Policy, Status, TaskError, TaskHandle, Why, blocking, fallible,
+};
 
 use crate::support::{Door, MS, assert_nothing_left, executor, settle, why, word};
 
@@ -250,7 +252,7 @@ async fn a_task_begins_after_whatever_ran_before_it() {
     let short = (0..200).map(|_| ("a", std::future::ready(())));
     executor.run_all(short).await;
     let first = executor.submit("a", async {});
-    let between = Arc::new(std::sync::Mutex::new(None));
+    let between = Arc::new(Mutex::new(None));
     let note = between.clone();
     executor
         .post("b", async move {
@@ -478,6 +480,44 @@ async fn blocking_work_cancelled_while_it_waits_never_runs() {
     assert!(!ran.load(Ordering::SeqCst));
 }
 
+// What is taken together starts one by one: one of them may cancel the next.
+#[tokio::test(start_paused = true)]
+async fn blocking_work_cancelled_before_it_began_never_runs() {
+    let executor = executor();
+    // Once it is known that tasks are short, several are started at a time.
+    let short = (0..200).map(|_| ("a", std::future::ready(())));
+    executor.run_all(short).await;
+    let next = Arc::new(Mutex::new(None::<TaskHandle<&str, ()>>));
+    let cancels = next.clone();
+    let first = executor.submit("a", async move {
+        let next = cancels.lock().unwrap().take().unwrap();
+        (next.cancel(), why(&next.await))
+    });
+    let ran = Arc::new(AtomicBool::new(false));
+    let runs = ran.clone();
+    let work = blocking(move || runs.store(true, Ordering::SeqCst));
+    *next.lock().unwrap() = Some(executor.submit("b", work));
+    assert_eq!(first.await.ok(), Some((true, Some(Why::Asked))));
+    executor.all_idle().await;
+    assert!(!ran.load(Ordering::SeqCst));
+}
+
+#[tokio::test(start_paused = true)]
+async fn blocking_work_outside_the_limits_cancelled_before_it_began_never_runs() {
+    let executor = Executor::builder()
+        .queue_limit_per_key(0)
+        .on_reject(Policy::RunUnlimited)
+        .build()
+        .unwrap();
+    executor.submit("a", std::future::pending::<()>());
+    let ran = Arc::new(AtomicBool::new(false));
+    let runs = ran.clone();
+    let work = executor.submit("a", blocking(move || runs.store(true, Ordering::SeqCst)));
+    assert!(work.cancel());
+    assert_eq!(why(&work.await), Some(Why::Asked));
+    assert!(!ran.load(Ordering::SeqCst));
+}
+
 // GC-40/limits: a key's own limits hold for the lane that is made while the old one goes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_keeps_its_own_limit_when_a_submit_meets_its_last_tasks_end() {
@@ -501,7 +541,7 @@ async fn a_key_keeps_its_own_limit_when_a_submit_meets_its_last_tasks_end() {
 
 #[tokio::test(start_paused = true)]
 async fn limits_set_while_a_function_is_asked_hold_for_what_it_was_asked_for() {
-    let inside = Arc::new(std::sync::Mutex::new(None::<Executor<&'static str>>));
+    let inside = Arc::new(Mutex::new(None::<Executor<&'static str>>));
     let asks = inside.clone();
     let executor = Executor::builder()
         .queue_limit_per_key(5)
