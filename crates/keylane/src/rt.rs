@@ -142,8 +142,8 @@ pub(crate) async fn move_over() {
     .await;
 }
 
-/// Locks; a panic elsewhere while the lock was held changes nothing for us, since no user code
-/// runs under our locks.
+/// Locks, also after a panic elsewhere while the lock was held. Of the user's code, a key's `Hash`,
+/// `Eq`, `Clone` and `Drop` and a handler's gate run under our locks: they must not call the executor.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()

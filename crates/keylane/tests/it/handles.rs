@@ -1,12 +1,15 @@
 //! Handles and results: waiting, cancelling, deadlines, times.
 
 use std::error::Error;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use keylane::{
-    Cancelled, Executor, Limits, Policy, Status, TaskError, TaskHandle, Why, blocking, fallible,
+    Cancelled, Executor, Limits, Policy, SharedHandle, Status, TaskError, TaskHandle, Why,
+    blocking, fallible,
 };
 
 use crate::support::{Door, MS, assert_nothing_left, executor, settle, why, word};
@@ -202,6 +205,138 @@ async fn a_shared_handle_gives_its_result_to_all() {
     }
     assert_eq!(shared.clone().await.ok(), Some(5));
     assert_eq!((shared.key(), shared.is_done()), (Some(&"a"), true));
+}
+
+/// A waker that is counted while it is kept.
+struct Kept(Arc<AtomicUsize>);
+
+impl Kept {
+    fn waker(alive: &Arc<AtomicUsize>) -> Waker {
+        alive.fetch_add(1, Ordering::SeqCst);
+        Waker::from(Arc::new(Self(alive.clone())))
+    }
+}
+
+impl Wake for Kept {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_that_were_given_up_leave_no_waker_behind() {
+    let executor = executor();
+    let mut handle = executor.submit("a", std::future::pending::<()>());
+    let alive = Arc::new(AtomicUsize::new(0));
+    for _ in 0..100 {
+        let waker = Kept::waker(&alive);
+        let polled = Pin::new(&mut handle).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+    }
+    assert_eq!(alive.load(Ordering::SeqCst), 1, "of one who awaits");
+    let shared = handle.shared();
+    for _ in 0..100 {
+        let waker = Kept::waker(&alive);
+        let polled = Pin::new(&mut shared.clone()).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+    }
+    assert!(alive.load(Ordering::SeqCst) <= 1, "of many who awaited");
+}
+
+/// Calls a function when it is cloned.
+struct Calls(Arc<dyn Fn() + Send + Sync>);
+
+impl Clone for Calls {
+    fn clone(&self) -> Self {
+        (self.0)();
+        Self(self.0.clone())
+    }
+}
+
+/// A shared handle, done, whose value calls `on_clone` with a clone of that handle.
+async fn shared_calls(
+    on_clone: impl Fn(SharedHandle<&'static str, Calls>) + Send + Sync + 'static,
+) -> SharedHandle<&'static str, Calls> {
+    let executor = executor();
+    let place = Arc::new(Mutex::new(None::<SharedHandle<&'static str, Calls>>));
+    let own = place.clone();
+    let calls = Calls(Arc::new(move || {
+        let own = own.lock().unwrap().clone();
+        on_clone(own.unwrap());
+    }));
+    let handle = executor.submit("a", async move { calls }).shared();
+    *place.lock().unwrap() = Some(handle.clone());
+    executor.all_idle().await;
+    handle
+}
+
+/// On a thread and a clock of its own, so that what waits for itself is noticed. Only a failure waits
+/// that long.
+fn in_time(test: impl Future<Output = ()> + Send + 'static) {
+    let (ends, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_time().build().unwrap().block_on(test);
+        ends.send(()).unwrap();
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(5));
+    assert!(ended.is_ok(), "it waits for itself");
+}
+
+#[test]
+fn a_value_may_look_at_its_handle_while_it_is_cloned() {
+    in_time(async {
+        let handle = shared_calls(|own| assert!(own.is_done())).await;
+        assert!(handle.await.is_done());
+    });
+}
+
+#[test]
+fn whoever_asks_while_a_value_is_cloned_gets_it_afterwards() {
+    in_time(async {
+        let waits = Arc::new(Mutex::new(None));
+        let woken = Arc::new(Woken::default());
+        let (place, waker) = (waits.clone(), Waker::from(woken.clone()));
+        let first = AtomicBool::new(true);
+        let handle = shared_calls(move |mut own| {
+            if first.swap(false, Ordering::SeqCst) {
+                let polled = Pin::new(&mut own).poll(&mut Context::from_waker(&waker));
+                assert!(polled.is_pending() && own.is_done());
+                *place.lock().unwrap() = Some(own);
+            }
+        })
+        .await;
+        assert!(handle.await.is_done());
+        assert!(woken.0.load(Ordering::SeqCst), "it is there again");
+        let other = waits.lock().unwrap().take();
+        assert!(other.unwrap().await.is_done());
+    });
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_panics_while_it_is_cloned_stays_for_others() {
+    let first = AtomicBool::new(true);
+    let handle = shared_calls(move |_| {
+        assert!(!first.swap(false, Ordering::SeqCst), "not this time");
+    })
+    .await;
+    let harmed = tokio::spawn(handle.clone()).await.err();
+    assert!(harmed.is_some_and(|error| error.is_panic()));
+    assert!(handle.is_done());
+    assert!(handle.await.is_done());
 }
 
 #[test]
@@ -444,7 +579,7 @@ async fn blocking_work_runs_off_the_workers_in_its_turn() {
 #[tokio::test(start_paused = true)]
 async fn cancelled_blocking_work_keeps_its_lane_until_it_returns() {
     let executor = executor();
-    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let (go, wait) = mpsc::channel::<()>();
     let (started, seen) = tokio::sync::oneshot::channel();
     let work = executor.submit(
         "a",

@@ -129,6 +129,23 @@ async fn a_task_that_panics_while_it_is_stopped_or_thrown_out_holds_nothing_up()
     assert_eq!(executor.stats().panics, 4);
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_is_left_of_a_caller_run_task_may_panic_and_does_not_harm_the_caller() {
+    let executor = Executor::builder()
+        .queue_limit_per_key(0)
+        .on_reject(Policy::CallerRuns)
+        .build()
+        .unwrap();
+    for polls in [0, 1] {
+        executor.submit("a", tokio::task::yield_now());
+        let called = tokio::spawn(executor.submit("a", remains(polls)));
+        let result = called.await.expect("the caller is not harmed");
+        assert_eq!(word(&result), "done");
+    }
+    assert_eq!(executor.stats().panics, 2);
+    assert_nothing_left(&executor);
+}
+
 /// Panics when it is dropped, with something that does so too.
 struct BombOfBombs;
 
