@@ -109,9 +109,10 @@ where
     ///
     /// Cancel-safe.
     pub async fn wait_timeout(&mut self, most: Duration) -> TaskResult<K, T> {
-        match crate::rt::timeout(most, &mut *self).await {
+        let shell = self.cell.shell.clone();
+        match shell.timeout(most, &mut *self).await {
             Ok(result) => result,
-            Err(_) => self.cell.waited_long_enough(),
+            Err(()) => self.cell.waited_long_enough(),
         }
     }
 
@@ -203,6 +204,23 @@ where
     handle: Arc<TaskHandle<K, T>>,
     /// This clone's place among those who wait, if it has waited.
     sharer: Option<Sharer>,
+}
+
+impl<K, T> SharedHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Clone + Send + 'static,
+{
+    /// Waits at most this long. After that the result is `Cancelled(WaitedLongEnough)`, and the
+    /// task goes on, as do others who wait for it.
+    ///
+    /// Cancel-safe.
+    pub async fn wait_timeout(&self, most: Duration) -> TaskResult<K, T> {
+        match self.cell.shell.timeout(most, self.clone()).await {
+            Ok(result) => result,
+            Err(()) => self.cell.waited_long_enough(),
+        }
+    }
 }
 
 impl<K, T> Clone for SharedHandle<K, T>

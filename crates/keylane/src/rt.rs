@@ -9,11 +9,12 @@ use std::task::Poll;
 #[cfg(not(keylane_shuttle))]
 mod imp {
     use std::future::Future;
+    use std::time::Duration;
 
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64};
     pub(crate) use std::sync::{Mutex, MutexGuard};
     pub(crate) use tokio::task::{AbortHandle, yield_now};
-    pub(crate) use tokio::time::timeout;
+    use tokio::time::Timeout;
 
     /// Where tasks are spawned.
     #[derive(Clone, Debug)]
@@ -39,7 +40,13 @@ mod imp {
         /// There is no other way to ask than to want one.
         pub(crate) fn has_timers(&self) -> bool {
             let _inside = self.enter();
-            super::contain(|| drop(tokio::time::sleep(std::time::Duration::ZERO))).is_ok()
+            super::contain(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok()
+        }
+
+        /// With the timers of this runtime, whoever waits.
+        pub(crate) fn timeout<F: Future>(&self, time: Duration, future: F) -> Timeout<F> {
+            let _inside = self.enter();
+            tokio::time::timeout(time, future)
         }
 
         /// Code that runs meanwhile finds the runtime, whatever thread it is on.
@@ -101,6 +108,21 @@ mod imp {
             2
         }
 
+        /// There is no clock: no time at all is over at once, any other never is.
+        pub(crate) async fn timeout<F: Future>(
+            &self,
+            time: Duration,
+            future: F,
+        ) -> Result<F::Output, ()> {
+            let mut future = std::pin::pin!(future);
+            std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+                Poll::Ready(value) => Poll::Ready(Ok(value)),
+                Poll::Pending if time.is_zero() => Poll::Ready(Err(())),
+                Poll::Pending => Poll::Pending,
+            })
+            .await
+        }
+
         pub(crate) fn enter(&self) -> Inside {
             Inside
         }
@@ -113,17 +135,6 @@ mod imp {
 
     pub(crate) fn now_and_then() -> bool {
         shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5)
-    }
-
-    /// There is no clock: no time at all is over at once, any other never is.
-    pub(crate) async fn timeout<F: Future>(time: Duration, future: F) -> Result<F::Output, ()> {
-        let mut future = std::pin::pin!(future);
-        std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
-            Poll::Ready(value) => Poll::Ready(Ok(value)),
-            Poll::Pending if time.is_zero() => Poll::Ready(Err(())),
-            Poll::Pending => Poll::Pending,
-        })
-        .await
     }
 }
 

@@ -207,6 +207,20 @@ async fn a_shared_handle_gives_its_result_to_all() {
     assert_eq!((shared.key(), shared.is_done()), (Some(&"a"), true));
 }
 
+#[tokio::test(start_paused = true)]
+async fn one_of_many_who_wait_can_do_so_with_a_timeout() {
+    let executor = executor();
+    let door = Door::closed();
+    let shared = executor.submit("a", door.passes(5)).shared();
+    let all = tokio::spawn(shared.clone());
+    let early = shared.wait_timeout(MS).await;
+    assert_eq!(why(&early), Some(Why::WaitedLongEnough));
+    door.let_in(1);
+    assert_eq!(shared.wait_timeout(MS).await.ok(), Some(5));
+    assert_eq!(shared.wait_timeout(MS).await.ok(), Some(5), "and again");
+    assert_eq!(all.await.unwrap().ok(), Some(5));
+}
+
 /// A waker that is counted while it is kept.
 struct Kept(Arc<AtomicUsize>);
 
@@ -447,6 +461,64 @@ async fn a_deadline_of_an_ended_task_does_nothing() {
     assert!(handle.await.is_done());
     tokio::time::sleep(5 * MS).await;
     assert_eq!(executor.stats().cancelled, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_of_a_task_that_is_refused_leaves_no_timer() {
+    let executor = Executor::builder()
+        .queue_limit_per_key(0)
+        .on_reject(Policy::Discard)
+        .build()
+        .unwrap();
+    executor.submit("a", std::future::pending::<()>());
+    settle().await;
+    let tasks = tokio::runtime::Handle::current().metrics();
+    let before = tasks.num_alive_tasks();
+    let late = executor.task("a").deadline(MS).submit(async {});
+    assert_eq!(word(&late.await), "rejected");
+    settle().await;
+    assert_eq!(tasks.num_alive_tasks(), before);
+}
+
+#[test]
+fn shutdown_and_waits_with_a_limit_need_no_timers_of_whoever_waits() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_time()
+        .build()
+        .unwrap();
+    let builder = Executor::builder().runtime(runtime.handle().clone());
+    let executor = builder.build().unwrap();
+    let elsewhere = tokio::runtime::Builder::new_current_thread().build();
+    let elsewhere = elsewhere.unwrap();
+    let most = Duration::from_secs(9);
+    let mut handle = executor.submit("a", async { 1 });
+    let waited = elsewhere.block_on(handle.wait_timeout(most));
+    assert_eq!(waited.ok(), Some(1));
+    let all = executor.run_all([("a", async { 2 })]).deadline(most);
+    let all = elsewhere.block_on(all.into_future());
+    assert!(all[0].is_done());
+    let left = elsewhere.block_on(executor.shutdown(most));
+    assert!(left.is_nothing());
+}
+
+#[test]
+fn a_wait_with_a_limit_ends_well_when_the_runtime_of_the_task_goes() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_time()
+        .build()
+        .unwrap();
+    let builder = Executor::builder().runtime(runtime.handle().clone());
+    let executor = builder.build().unwrap();
+    let mut handle = executor.submit("a", std::future::pending::<()>());
+    let elsewhere = tokio::runtime::Builder::new_current_thread().build();
+    let waits = std::thread::spawn(move || {
+        let most = Duration::from_secs(60);
+        elsewhere.unwrap().block_on(handle.wait_timeout(most))
+    });
+    drop(runtime);
+    assert_eq!(why(&waits.join().unwrap()), Some(Why::ShutDown));
 }
 
 // ≠ A result is visible only after its permits are free.
