@@ -1312,6 +1312,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: PANICS,
     },
     Mutation {
+        name: "timer-of-a-task-that-has-ended",
+        invariant: "L8",
+        file: JOB,
+        find: "            drop(state);\n            timer.abort();",
+        replace: "            drop(state);\n            drop(timer);",
+        test: HANDLES,
+    },
+    Mutation {
         name: "executor-outlives-its-runtime",
         invariant: "L4",
         file: EXECUTOR,
