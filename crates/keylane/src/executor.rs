@@ -287,7 +287,8 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     /// again, and several times at once: the first deadline counts, and all answer what was stopped.
     pub async fn shutdown(&self, deadline: Duration) -> Left {
         self.owner.shell.close();
-        if crate::rt::timeout(deadline, self.all_idle()).await.is_err() {
+        let idle = self.owner.spawner.timeout(deadline, self.all_idle());
+        if idle.await.is_err() {
             self.owner.stop();
         }
         self.owner.left()
@@ -296,6 +297,10 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     /// Whether [`shutdown`](Self::shutdown) was called.
     pub fn is_shut_down(&self) -> bool {
         self.owner.shell.is_closed()
+    }
+
+    pub(crate) fn spawner(&self) -> Spawner {
+        self.owner.spawner.clone()
     }
 
     fn end_waiting(&self, key: &K, ending: &Ending) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use crate::job::{Cell, Ending};
+use crate::job::{Cell, Ending, Sharer};
 use crate::result::{TaskResult, Why};
 use crate::tasks::Lane;
 
@@ -109,9 +109,10 @@ where
     ///
     /// Cancel-safe.
     pub async fn wait_timeout(&mut self, most: Duration) -> TaskResult<K, T> {
-        match crate::rt::timeout(most, &mut *self).await {
+        let shell = self.cell.shell.clone();
+        match shell.timeout(most, &mut *self).await {
             Ok(result) => result,
-            Err(_) => self.cell.waited_long_enough(),
+            Err(()) => self.cell.waited_long_enough(),
         }
     }
 
@@ -127,6 +128,10 @@ where
         }
     }
 
+    fn assert_not_taken(&self) {
+        assert!(!self.taken, "polled after its result was taken");
+    }
+
     /// A handle that can be cloned and awaited by many.
     pub fn shared(self) -> SharedHandle<K, T>
     where
@@ -134,6 +139,7 @@ where
     {
         SharedHandle {
             handle: Arc::new(self),
+            sharer: None,
         }
     }
 }
@@ -168,11 +174,8 @@ where
     /// # Panics
     /// When polled again after the result was taken.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let polled = self.cell.poll_result(cx, |outcome| {
-            let outcome = outcome.take();
-            let outcome = outcome.expect("polled after its result was taken");
-            outcome.into_status()
-        });
+        self.assert_not_taken();
+        let polled = self.cell.poll_result(cx);
         self.taken = polled.is_ready();
         polled
     }
@@ -199,6 +202,25 @@ where
     T: Send + 'static,
 {
     handle: Arc<TaskHandle<K, T>>,
+    /// This clone's place among those who wait, if it has waited.
+    sharer: Option<Sharer>,
+}
+
+impl<K, T> SharedHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Clone + Send + 'static,
+{
+    /// Waits at most this long. After that the result is `Cancelled(WaitedLongEnough)`, and the
+    /// task goes on, as do others who wait for it.
+    ///
+    /// Cancel-safe.
+    pub async fn wait_timeout(&self, most: Duration) -> TaskResult<K, T> {
+        match self.cell.shell.timeout(most, self.clone()).await {
+            Ok(result) => result,
+            Err(()) => self.cell.waited_long_enough(),
+        }
+    }
 }
 
 impl<K, T> Clone for SharedHandle<K, T>
@@ -209,6 +231,19 @@ where
     fn clone(&self) -> Self {
         Self {
             handle: self.handle.clone(),
+            sharer: None,
+        }
+    }
+}
+
+impl<K, T> Drop for SharedHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    fn drop(&mut self) {
+        if let Some(sharer) = self.sharer {
+            self.handle.cell.leave(sharer);
         }
     }
 }
@@ -232,11 +267,12 @@ where
 {
     type Output = TaskResult<K, T>;
 
+    /// # Panics
+    /// When the result was taken before the handle was shared.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.handle.cell.poll_result(cx, |outcome| {
-            let outcome = outcome.as_ref();
-            outcome.expect("the result is there").to_status()
-        })
+        let Self { handle, sharer } = self.get_mut();
+        handle.assert_not_taken();
+        handle.cell.poll_shared(cx, sharer)
     }
 }
 

@@ -296,7 +296,7 @@ where
     /// Cancel-safe: dropped, the executor is draining all the same.
     pub async fn drain(&self, deadline: Duration) -> bool {
         self.shell.drain();
-        crate::rt::timeout(deadline, self.all_idle()).await.is_ok()
+        self.shell.timeout(deadline, self.all_idle()).await.is_ok()
     }
 }
 

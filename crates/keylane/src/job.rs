@@ -1,11 +1,12 @@
 //! A submitted task on its way: where it waits, runs, and leaves its result.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
 use pin_project_lite::pin_project;
@@ -177,7 +178,7 @@ struct CellState<T> {
     /// When it started, or [`NEVER`].
     started: Time,
     stage: CellStage<T>,
-    /// Waits for the result.
+    /// Whoever awaits the handle; of a shared one, see [`Rare::sharers`].
     waiter: Option<Waker>,
     rare: Option<Box<Rare<T>>>,
 }
@@ -191,7 +192,7 @@ enum CellStage<T> {
     Ended(Time, Outcome<T>),
     /// The listener is told of its result.
     Told,
-    /// Its result can be seen; none means that it was taken.
+    /// Its result can be seen; none means that it was taken, or is lent to be cloned.
     Seen(Time, Option<Outcome<T>>),
     /// There will be no result.
     Forgotten,
@@ -240,12 +241,18 @@ impl<T> Outcome<T> {
     }
 }
 
+/// One of those who await a shared handle.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Sharer(u64);
+
 /// What few tasks have.
 struct Rare<T> {
     /// Why it was asked to stop.
     cancel: Option<Why>,
-    /// More who wait for the result.
-    waiting: Vec<Waker>,
+    /// Those who await a shared handle, each in a place of its own.
+    sharers: BTreeMap<Sharer, Waker>,
+    /// The next who comes to share.
+    next_sharer: Sharer,
     /// Ends it when its deadline passes.
     deadline: Option<AbortHandle>,
     /// For a task that whoever awaits the handle runs in its turn.
@@ -256,7 +263,8 @@ impl<T> Default for Rare<T> {
     fn default() -> Self {
         Self {
             cancel: None,
-            waiting: Vec::new(),
+            sharers: BTreeMap::new(),
+            next_sharer: Sharer(0),
             deadline: None,
             caller: Caller::No,
         }
@@ -323,28 +331,83 @@ impl<T> CellState<T> {
         }
     }
 
-    /// Whoever has this waker waits for the result.
-    fn wait(&mut self, waker: &Waker) {
+    /// Whoever has this waker awaits the handle, and nobody else does. Answers the waker from before,
+    /// to be dropped without the lock.
+    fn wait(&mut self, waker: &Waker) -> Option<Waker> {
         match &self.waiter {
-            None => self.waiter = Some(waker.clone()),
-            Some(first) if first.will_wake(waker) => {}
-            Some(_) => {
-                let more = &mut self.rare().waiting;
-                if !more.iter().any(|other| other.will_wake(waker)) {
-                    more.push(waker.clone());
-                }
-            }
+            Some(old) if old.will_wake(waker) => None,
+            _ => self.waiter.replace(waker.clone()),
+        }
+    }
+
+    /// As [`Self::wait`], for one of many.
+    fn wait_shared(&mut self, sharer: &mut Option<Sharer>, waker: &Waker) -> Option<Waker> {
+        let rare = self.rare();
+        let sharer = *sharer.get_or_insert_with(|| {
+            let next = rare.next_sharer;
+            rare.next_sharer.0 += 1;
+            next
+        });
+        match rare.sharers.get(&sharer) {
+            Some(old) if old.will_wake(waker) => None,
+            _ => rare.sharers.insert(sharer, waker.clone()),
         }
     }
 
     fn take_waiting(&mut self) -> impl Iterator<Item = Waker> + use<T> {
-        let more = self.rare.as_mut().map(|rare| &mut rare.waiting);
-        let more = more.map(std::mem::take).unwrap_or_default();
-        self.waiter.take().into_iter().chain(more)
+        let sharers = self.rare.as_mut().map(|rare| &mut rare.sharers);
+        let sharers = sharers.map(std::mem::take).unwrap_or_default();
+        self.waiter.take().into_iter().chain(sharers.into_values())
+    }
+
+    /// Takes the result, if it is there.
+    fn take_seen(&mut self) -> Option<Seen<T>> {
+        let started = self.started();
+        let CellStage::Seen(ended, outcome) = &mut self.stage else {
+            return None;
+        };
+        Some(Seen {
+            outcome: outcome.take()?,
+            started,
+            ended: *ended,
+        })
     }
 }
 
-type CallerRun<T> = Pin<Box<dyn Future<Output = Verdict<T>> + Send>>;
+/// A result that can be seen.
+struct Seen<T> {
+    outcome: Outcome<T>,
+    started: Option<Time>,
+    ended: Time,
+}
+
+/// A result that is out to be cloned, without the lock: what is the user's runs meanwhile. Dropped,
+/// also by a panic, it is back, and whoever asked meanwhile is told.
+struct Lent<'a, K, T> {
+    cell: &'a Cell<K, T>,
+    outcome: Option<Outcome<T>>,
+}
+
+impl<K, T> Drop for Lent<'_, K, T> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.cell.state);
+        if let CellStage::Seen(_, outcome) = &mut state.stage {
+            *outcome = self.outcome.take();
+        }
+        let waiting = state.take_waiting();
+        drop(state);
+        waiting.for_each(Waker::wake);
+    }
+}
+
+/// A task that whoever awaits its handle polls.
+struct CallerRun<T> {
+    task: CallerTask<T>,
+    /// Wakes all who await the handle: any of them may be gone by then.
+    wakes: Waker,
+}
+
+type CallerTask<T> = Pin<Box<dyn Future<Output = Verdict<T>> + Send>>;
 
 enum Caller<T> {
     No,
@@ -352,9 +415,31 @@ enum Caller<T> {
     Waits(CallerRun<T>),
     /// Its turn: whoever awaits the handle polls it.
     Turn(CallerRun<T>),
-    /// It is being polled right now.
-    Polled,
-    Ran(Result<Verdict<T>, String>),
+    /// It is being polled right now, or its remains dropped.
+    Polled {
+        /// It has to be polled again.
+        woken: bool,
+    },
+    Ran(Status<T>, Ran),
+}
+
+/// The waker of a task that its handle runs. Weak: the task, which keeps it, is in the cell.
+struct Everybody<K, T>(Weak<Cell<K, T>>);
+
+impl<K, T> Wake for Everybody<K, T>
+where
+    K: Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(cell) = self.0.upgrade() {
+            cell.wake_callers();
+        }
+    }
 }
 
 impl<K: Clone + 'static, T> Cell<K, T> {
@@ -562,79 +647,144 @@ impl<K: Clone + 'static, T> Cell<K, T> {
         }
     }
 
-    pub(crate) fn set_caller(&self, run: CallerRun<T>) {
+    pub(crate) fn set_caller(self: &Arc<Self>, task: CallerTask<T>)
+    where
+        K: Send + Sync,
+        T: Send + 'static,
+    {
+        let wakes = Waker::from(Arc::new(Everybody(Arc::downgrade(self))));
+        let run = CallerRun { task, wakes };
         lock(&self.state).rare().caller = Caller::Waits(run);
     }
 
     /// Whether the task needs its handle to run.
     pub(crate) fn needs_caller(&self) -> bool {
         let state = lock(&self.state);
-        !state.is_ended() && !matches!(state.caller(), Caller::No | Caller::Ran(_))
+        !state.is_ended() && !matches!(state.caller(), Caller::No | Caller::Ran(..))
     }
 
-    /// Waits for the result; runs the task meanwhile if that is the caller's part.
-    pub(crate) fn poll_result(
+    /// Waits for the result and takes it.
+    pub(crate) fn poll_result(&self, cx: &mut Context<'_>) -> Poll<TaskResult<K, T>> {
+        let seen = ready!(self.poll_seen(|state| state.wait(cx.waker())));
+        let status = seen.outcome.into_status();
+        Poll::Ready(self.result(status, seen.started, seen.ended))
+    }
+
+    /// Waits for the result as one of many.
+    pub(crate) fn poll_shared(
         &self,
         cx: &mut Context<'_>,
-        keep: Keep<T>,
-    ) -> Poll<TaskResult<K, T>> {
-        {
-            let mut state = lock(&self.state);
-            let started = state.started();
-            if let CellStage::Seen(ended, outcome) = &mut state.stage {
-                let (ended, status) = (*ended, keep(outcome));
-                drop(state);
-                return Poll::Ready(self.result(status, started, ended));
-            }
-            state.wait(cx.waker());
+        sharer: &mut Option<Sharer>,
+    ) -> Poll<TaskResult<K, T>>
+    where
+        T: Clone,
+    {
+        let seen = ready!(self.poll_seen(|state| state.wait_shared(sharer, cx.waker())));
+        let lent = Lent {
+            cell: self,
+            outcome: Some(seen.outcome),
+        };
+        let outcome = lent.outcome.as_ref().expect("it was lent just now");
+        let status = outcome.to_status();
+        drop(lent);
+        Poll::Ready(self.result(status, seen.started, seen.ended))
+    }
+
+    /// One of many does not wait any longer.
+    pub(crate) fn leave(&self, sharer: Sharer) {
+        let mut state = lock(&self.state);
+        let rare = state.rare.as_mut();
+        let waker = rare.and_then(|rare| rare.sharers.remove(&sharer));
+        drop(state);
+        drop(waker);
+    }
+
+    /// Takes the result, or waits for it; runs the task meanwhile if that is the caller's part.
+    fn poll_seen(&self, wait: impl FnOnce(&mut CellState<T>) -> Option<Waker>) -> Poll<Seen<T>> {
+        let mut state = lock(&self.state);
+        if let Some(seen) = state.take_seen() {
+            return Poll::Ready(seen);
         }
+        let old = wait(&mut state);
+        drop(state);
+        drop(old);
         // Only now: a turn that comes a moment later finds somebody to wake.
-        self.poll_as_caller(cx);
+        self.poll_as_caller();
         Poll::Pending
     }
 
-    fn poll_as_caller(&self, cx: &mut Context<'_>) {
-        let mut run = {
-            let mut state = lock(&self.state);
-            if state.cancel().is_some() || !matches!(state.caller(), Caller::Turn(_)) {
-                return;
-            }
-            let Caller::Turn(run) = state.set_caller(Caller::Polled) else {
-                unreachable!("it was the caller's turn just now");
-            };
-            run
+    fn poll_as_caller(&self) {
+        let Some(mut run) = self.take_turn() else {
+            return;
         };
-        let polled = contain(|| run.as_mut().poll(cx));
+        let mut cx = Context::from_waker(&run.wakes);
+        let polled = match contain(|| run.task.as_mut().poll(&mut cx)) {
+            Ok(Poll::Pending) => Caller::Turn(run),
+            // Its remains go while it is still its turn, and may panic as well as itself.
+            Ok(Poll::Ready(verdict)) => {
+                Caller::Ran(status_of(verdict), Ran::dropping(|| drop(run)))
+            }
+            Err(message) => {
+                let remains = Ran::dropping(|| drop(run));
+                Caller::Ran(panicked(&message), Ran::Panicked(message).and(remains))
+            }
+        };
+        self.end_turn(polled);
+    }
+
+    fn take_turn(&self) -> Option<CallerRun<T>> {
         let mut state = lock(&self.state);
-        if !matches!(state.caller(), Caller::Polled) {
+        if state.cancel().is_some() || !matches!(state.caller(), Caller::Turn(_)) {
+            return None;
+        }
+        match state.set_caller(Caller::Polled { woken: false }) {
+            Caller::Turn(run) => Some(run),
+            _ => unreachable!("it was the caller's turn just now"),
+        }
+    }
+
+    fn end_turn(&self, polled: Caller<T>) {
+        let mut state = lock(&self.state);
+        let Caller::Polled { woken } = *state.caller() else {
             // It was cut off meanwhile. Nobody is left to hear of a panic.
             drop(state);
-            let _ = Ran::dropping(|| drop(run));
+            let _ = Ran::dropping(|| drop(polled));
             return;
-        }
-        state.set_caller(match polled {
-            Ok(Poll::Pending) => Caller::Turn(run),
-            Ok(Poll::Ready(verdict)) => Caller::Ran(Ok(verdict)),
-            Err(message) => Caller::Ran(Err(message)),
-        });
+        };
+        state.set_caller(polled);
         let driver = state.take_driver();
+        let waiting = woken.then(|| state.take_waiting());
         drop(state);
+        waiting.into_iter().flatten().for_each(Waker::wake);
         // It looks whether the task has ended, or is to stop now that nobody polls it.
         if let Some(driver) = driver {
             driver.wake();
         }
     }
 
-    /// Whether the caller polls the task at this moment; it wakes the driver afterwards.
-    fn is_polled(&self) -> bool {
-        matches!(lock(&self.state).caller(), Caller::Polled)
+    /// The task has to be polled by one of those who await it; in the middle of a poll, after that:
+    /// who comes now would find nothing to do, and who polls may be gone before the next.
+    fn wake_callers(&self) {
+        let mut state = lock(&self.state);
+        if let Caller::Polled { .. } = state.caller() {
+            state.set_caller(Caller::Polled { woken: true });
+            return;
+        }
+        let waiting = state.take_waiting();
+        drop(state);
+        waiting.for_each(Waker::wake);
     }
 
-    /// The caller's turn has come: answers the verdict once it is there.
-    fn poll_caller(&self) -> Poll<Result<Verdict<T>, String>> {
+    /// Whether the caller polls the task at this moment; it wakes the driver afterwards.
+    fn is_polled(&self) -> bool {
+        matches!(lock(&self.state).caller(), Caller::Polled { .. })
+    }
+
+    /// The caller's turn has come: answers how it went once it is over.
+    fn poll_caller(&self) -> Poll<(Status<T>, Ran)> {
         let mut state = lock(&self.state);
         match state.set_caller(Caller::No) {
-            Caller::Ran(verdict) => return Poll::Ready(verdict),
+            Caller::Ran(status, ran) => return Poll::Ready((status, ran)),
             Caller::Waits(run) => {
                 state.set_caller(Caller::Turn(run));
                 let waiting = state.take_waiting();
@@ -647,13 +797,13 @@ impl<K: Clone + 'static, T> Cell<K, T> {
     }
 
     fn drop_caller(&self) -> Ran {
-        let run = lock(&self.state).set_caller(Caller::No);
-        Ran::dropping(|| drop(run))
+        let caller = lock(&self.state).set_caller(Caller::No);
+        match caller {
+            Caller::Ran(status, ran) => ran.and(Ran::dropping(|| drop(status))),
+            caller => Ran::dropping(|| drop(caller)),
+        }
     }
 }
-
-/// Takes or clones a result that is there.
-pub(crate) type Keep<T> = fn(&mut Option<Outcome<T>>) -> Status<T>;
 
 pin_project! {
     /// A task whose result somebody waits for.
@@ -749,12 +899,13 @@ impl<K: Clone + Send + Sync + 'static, Tk: Task> Job for Tracked<K, Tk> {
             return self.poll_first(cx, before);
         }
         *before = None;
+        // What has not begun stops, whatever it is.
         if let Some(why) = self.cell.before_poll(cx)
-            && Tk::STOPS_WHEN_DROPPED
+            && (Tk::STOPS_WHEN_DROPPED || self.stage == Stage::Waits)
         {
             return Poll::Ready(self.stop(why));
         }
-        let (status, ran) = std::task::ready!(self.as_mut().poll_once(cx));
+        let (status, ran) = ready!(self.as_mut().poll_once(cx));
         let mut this = self.project();
         this.cell.set_status(status);
         Poll::Ready(ran.and(Ran::dropping(|| this.task.set(None))))
@@ -824,13 +975,7 @@ where
             }
             return Poll::Ready(self.stop(why));
         }
-        let Poll::Ready(verdict) = self.cell.poll_caller() else {
-            return Poll::Pending;
-        };
-        let (status, ran) = match verdict {
-            Ok(verdict) => (status_of(verdict), Ran::Well),
-            Err(message) => (panicked(&message), Ran::Panicked(message)),
-        };
+        let (status, ran) = ready!(self.cell.poll_caller());
         self.cell.set_status(status);
         Poll::Ready(ran)
     }

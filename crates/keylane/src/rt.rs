@@ -1,17 +1,20 @@
 //! What the shell needs of a runtime: locks, spawning, the clock. Under `cfg(keylane_shuttle)`
 //! these are shuttle's, so that the shell's interleavings can be explored.
 
+use std::any::Any;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Poll;
 
 #[cfg(not(keylane_shuttle))]
 mod imp {
     use std::future::Future;
+    use std::time::Duration;
 
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64};
     pub(crate) use std::sync::{Mutex, MutexGuard};
     pub(crate) use tokio::task::{AbortHandle, yield_now};
-    pub(crate) use tokio::time::timeout;
+    use tokio::time::Timeout;
 
     /// Where tasks are spawned.
     #[derive(Clone, Debug)]
@@ -37,7 +40,13 @@ mod imp {
         /// There is no other way to ask than to want one.
         pub(crate) fn has_timers(&self) -> bool {
             let _inside = self.enter();
-            super::contain(|| drop(tokio::time::sleep(std::time::Duration::ZERO))).is_ok()
+            super::contain(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok()
+        }
+
+        /// With the timers of this runtime, whoever waits.
+        pub(crate) fn timeout<F: Future>(&self, time: Duration, future: F) -> Timeout<F> {
+            let _inside = self.enter();
+            tokio::time::timeout(time, future)
         }
 
         /// Code that runs meanwhile finds the runtime, whatever thread it is on.
@@ -99,6 +108,21 @@ mod imp {
             2
         }
 
+        /// There is no clock: no time at all is over at once, any other never is.
+        pub(crate) async fn timeout<F: Future>(
+            &self,
+            time: Duration,
+            future: F,
+        ) -> Result<F::Output, ()> {
+            let mut future = std::pin::pin!(future);
+            std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+                Poll::Ready(value) => Poll::Ready(Ok(value)),
+                Poll::Pending if time.is_zero() => Poll::Ready(Err(())),
+                Poll::Pending => Poll::Pending,
+            })
+            .await
+        }
+
         pub(crate) fn enter(&self) -> Inside {
             Inside
         }
@@ -111,17 +135,6 @@ mod imp {
 
     pub(crate) fn now_and_then() -> bool {
         shuttle::rand::Rng::gen_bool(&mut shuttle::rand::thread_rng(), 0.5)
-    }
-
-    /// There is no clock: no time at all is over at once, any other never is.
-    pub(crate) async fn timeout<F: Future>(time: Duration, future: F) -> Result<F::Output, ()> {
-        let mut future = std::pin::pin!(future);
-        std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
-            Poll::Ready(value) => Poll::Ready(Ok(value)),
-            Poll::Pending if time.is_zero() => Poll::Ready(Err(())),
-            Poll::Pending => Poll::Pending,
-        })
-        .await
     }
 }
 
@@ -140,8 +153,8 @@ pub(crate) async fn move_over() {
     .await;
 }
 
-/// Locks; a panic elsewhere while the lock was held changes nothing for us, since no user code
-/// runs under our locks.
+/// Locks, also after a panic elsewhere while the lock was held. Of the user's code, a key's `Hash`,
+/// `Eq`, `Clone` and `Drop` and a handler's gate run under our locks: they must not call the executor.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
@@ -159,7 +172,7 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 
 /// Runs user code that may panic; answers the panic's message.
 pub(crate) fn contain<T>(code: impl FnOnce() -> T) -> Result<T, String> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(code)).map_err(panic_message)
+    catch_unwind(AssertUnwindSafe(code)).map_err(panic_message)
 }
 
 /// As [`contain`] for every poll of a future.
@@ -173,12 +186,22 @@ pub(crate) async fn contain_all<T>(future: impl Future<Output = T>) -> Result<T,
     .await
 }
 
-fn panic_message(panic: Box<dyn std::any::Any + Send>) -> String {
+fn panic_message(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(text) => *text,
         Err(panic) => match panic.downcast::<&'static str>() {
             Ok(text) => (*text).to_owned(),
-            Err(_) => "a panic without a message".to_owned(),
+            Err(panic) => {
+                drop_panic(panic);
+                "a panic without a message".to_owned()
+            }
         },
+    }
+}
+
+/// What a panic carries may panic when it is dropped. What that one carries is not tried again.
+fn drop_panic(panic: Box<dyn Any + Send>) {
+    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(again);
     }
 }

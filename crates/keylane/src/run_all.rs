@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::executor::Executor;
 use crate::handle::TaskHandle;
 use crate::result::TaskResult;
+use crate::rt::Spawner;
 use crate::task::Task;
 
 type Ends = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -59,7 +60,7 @@ where
         let submit = |(key, task)| self.executor.submit(key, task);
         let handles: Vec<_> = self.tasks.into_iter().map(submit).collect();
         let mut waiting = Waiting::new(handles);
-        let ends = ends(self.deadline, self.until);
+        let ends = ends(self.deadline, self.until, self.executor.spawner());
         if waiting.all_or(ends).await {
             waiting.cancel();
             waiting.all_or(Box::pin(std::future::pending())).await;
@@ -81,13 +82,13 @@ where
     }
 }
 
-fn ends(deadline: Option<Duration>, until: Option<Ends>) -> Ends {
+fn ends(deadline: Option<Duration>, until: Option<Ends>, spawner: Spawner) -> Ends {
     let mut until = until.unwrap_or_else(|| Box::pin(std::future::pending()));
     match deadline {
         None => until,
         Some(deadline) => Box::pin(async move {
             // Whichever comes first ends the wait.
-            let _ = crate::rt::timeout(deadline, &mut until).await;
+            let _ = spawner.timeout(deadline, &mut until).await;
         }),
     }
 }

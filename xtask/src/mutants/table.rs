@@ -23,6 +23,7 @@ const RULES: &str = "crates/keylane/src/rules.rs";
 const EXECUTOR: &str = "crates/keylane/src/executor.rs";
 const JOB: &str = "crates/keylane/src/job.rs";
 const PERMITS: &str = "crates/keylane/src/permits.rs";
+const RT: &str = "crates/keylane/src/rt.rs";
 
 const POOL: &str = "crates/keylane-router/src/pool.rs";
 const PROCESS: &str = "crates/keylane-router/src/process.rs";
@@ -267,6 +268,22 @@ const OUTPUTS: TestRun = TestRun {
     package: "keylane",
     target: &["--test", "it"],
     filter: "outputs::",
+    env: &[],
+};
+
+/// What happens without room.
+const REJECTION: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "rejection::",
+    env: &[],
+};
+
+/// Panics of tasks.
+const PANICS: TestRun = TestRun {
+    package: "keylane",
+    target: &["--test", "it"],
+    filter: "panics::",
     env: &[],
 };
 
@@ -1259,9 +1276,65 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "callers-turn-comes-unseen",
         invariant: "L6",
         file: JOB,
-        find: "        {\n            let mut state = lock(&self.state);\n            let started = state.started();\n            if let CellStage::Seen(ended, outcome) = &mut state.stage {\n                let (ended, status) = (*ended, keep(outcome));\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller(cx);\n        Poll::Pending",
-        replace: "        self.poll_as_caller(cx);\n        {\n            let mut state = lock(&self.state);\n            let started = state.started();\n            if let CellStage::Seen(ended, outcome) = &mut state.stage {\n                let (ended, status) = (*ended, keep(outcome));\n                drop(state);\n                return Poll::Ready(self.result(status, started, ended));\n            }\n            state.wait(cx.waker());\n        }\n        Poll::Pending",
+        find: "        let mut state = lock(&self.state);\n        if let Some(seen) = state.take_seen() {\n            return Poll::Ready(seen);\n        }\n        let old = wait(&mut state);\n        drop(state);\n        drop(old);\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller();\n        Poll::Pending",
+        replace: "        self.poll_as_caller();\n        let mut state = lock(&self.state);\n        if let Some(seen) = state.take_seen() {\n            return Poll::Ready(seen);\n        }\n        let old = wait(&mut state);\n        drop(state);\n        drop(old);\n        Poll::Pending",
         test: SHUTTLE,
+    },
+    Mutation {
+        name: "caller-run-task-wakes-only-who-polled-it",
+        invariant: "L6",
+        file: JOB,
+        find: "        let mut cx = Context::from_waker(&run.wakes);",
+        replace: "        let latest = lock(&self.state).rare().sharers.values().next_back().cloned();\n        let latest = latest.unwrap_or_else(|| run.wakes.clone());\n        let mut cx = Context::from_waker(&latest);",
+        test: REJECTION,
+    },
+    Mutation {
+        name: "caller-run-task-woken-in-a-poll-wakes-nobody",
+        invariant: "L6",
+        file: JOB,
+        find: "        let waiting = woken.then(|| state.take_waiting());",
+        replace: "        let waiting = (woken && false).then(|| state.take_waiting());",
+        test: REJECTION,
+    },
+    Mutation {
+        name: "callers-turn-ends-before-its-remains",
+        invariant: "L3",
+        file: JOB,
+        find: "                Caller::Ran(status_of(verdict), Ran::dropping(|| drop(run)))",
+        replace: "                self.end_turn(Caller::Ran(status_of(verdict), Ran::Well));\n                return drop(run);",
+        test: REJECTION,
+    },
+    Mutation {
+        name: "blocking-work-begins-although-it-was-cancelled",
+        invariant: "L11",
+        file: JOB,
+        find: "            && (Tk::STOPS_WHEN_DROPPED || self.stage == Stage::Waits)",
+        replace: "            && Tk::STOPS_WHEN_DROPPED",
+        test: HANDLES,
+    },
+    Mutation {
+        name: "value-is-cloned-under-the-lock",
+        invariant: "L4",
+        file: JOB,
+        find: "        let status = outcome.to_status();\n        drop(lent);",
+        replace: "        let held = lock(&self.state);\n        let status = outcome.to_status();\n        drop(held);\n        drop(lent);",
+        test: HANDLES,
+    },
+    Mutation {
+        name: "panic-that-panics-again-is-let-out",
+        invariant: "L4",
+        file: RT,
+        find: "                drop_panic(panic);",
+        replace: "                drop(panic);",
+        test: PANICS,
+    },
+    Mutation {
+        name: "timer-of-a-task-that-has-ended",
+        invariant: "L8",
+        file: JOB,
+        find: "            drop(state);\n            timer.abort();",
+        replace: "            drop(state);\n            drop(timer);",
+        test: HANDLES,
     },
     Mutation {
         name: "executor-outlives-its-runtime",

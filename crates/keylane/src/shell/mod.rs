@@ -215,6 +215,15 @@ where
         })
     }
 
+    /// As [`Spawner::timeout`].
+    pub(crate) async fn timeout<F: Future>(
+        &self,
+        time: std::time::Duration,
+        future: F,
+    ) -> Result<F::Output, ()> {
+        self.spawner.timeout(time, future).await.map_err(drop)
+    }
+
     /// Nothing of this key starts until it is resumed.
     pub(crate) fn pause(&self, key: K) {
         self.with_spec(key, |state, _, key, spec| {

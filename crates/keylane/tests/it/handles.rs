@@ -1,11 +1,16 @@
 //! Handles and results: waiting, cancelling, deadlines, times.
 
 use std::error::Error;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use keylane::{Cancelled, Executor, Limits, Policy, Status, TaskError, Why, blocking, fallible};
+use keylane::{
+    Cancelled, Executor, Limits, Policy, SharedHandle, Status, TaskError, TaskHandle, Why,
+    blocking, fallible,
+};
 
 use crate::support::{Door, MS, assert_nothing_left, executor, settle, why, word};
 
@@ -202,6 +207,152 @@ async fn a_shared_handle_gives_its_result_to_all() {
     assert_eq!((shared.key(), shared.is_done()), (Some(&"a"), true));
 }
 
+#[tokio::test(start_paused = true)]
+async fn one_of_many_who_wait_can_do_so_with_a_timeout() {
+    let executor = executor();
+    let door = Door::closed();
+    let shared = executor.submit("a", door.passes(5)).shared();
+    let all = tokio::spawn(shared.clone());
+    let early = shared.wait_timeout(MS).await;
+    assert_eq!(why(&early), Some(Why::WaitedLongEnough));
+    door.let_in(1);
+    assert_eq!(shared.wait_timeout(MS).await.ok(), Some(5));
+    assert_eq!(shared.wait_timeout(MS).await.ok(), Some(5), "and again");
+    assert_eq!(all.await.unwrap().ok(), Some(5));
+}
+
+/// A waker that is counted while it is kept.
+struct Kept(Arc<AtomicUsize>);
+
+impl Kept {
+    fn waker(alive: &Arc<AtomicUsize>) -> Waker {
+        alive.fetch_add(1, Ordering::SeqCst);
+        Waker::from(Arc::new(Self(alive.clone())))
+    }
+}
+
+impl Wake for Kept {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_that_were_given_up_leave_no_waker_behind() {
+    let executor = executor();
+    let mut handle = executor.submit("a", std::future::pending::<()>());
+    let alive = Arc::new(AtomicUsize::new(0));
+    for _ in 0..100 {
+        let waker = Kept::waker(&alive);
+        let polled = Pin::new(&mut handle).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+    }
+    assert_eq!(alive.load(Ordering::SeqCst), 1, "of one who awaits");
+    let shared = handle.shared();
+    for _ in 0..100 {
+        let waker = Kept::waker(&alive);
+        let polled = Pin::new(&mut shared.clone()).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+    }
+    assert!(alive.load(Ordering::SeqCst) <= 1, "of many who awaited");
+}
+
+/// Calls a function when it is cloned.
+struct Calls(Arc<dyn Fn() + Send + Sync>);
+
+impl Clone for Calls {
+    fn clone(&self) -> Self {
+        (self.0)();
+        Self(self.0.clone())
+    }
+}
+
+/// A shared handle, done, whose value calls `on_clone` with a clone of that handle.
+async fn shared_calls(
+    on_clone: impl Fn(SharedHandle<&'static str, Calls>) + Send + Sync + 'static,
+) -> SharedHandle<&'static str, Calls> {
+    let executor = executor();
+    let place = Arc::new(Mutex::new(None::<SharedHandle<&'static str, Calls>>));
+    let own = place.clone();
+    let calls = Calls(Arc::new(move || {
+        let own = own.lock().unwrap().clone();
+        on_clone(own.unwrap());
+    }));
+    let handle = executor.submit("a", async move { calls }).shared();
+    *place.lock().unwrap() = Some(handle.clone());
+    executor.all_idle().await;
+    handle
+}
+
+/// On a thread and a clock of its own, so that what waits for itself is noticed. Only a failure waits
+/// that long.
+fn in_time(test: impl Future<Output = ()> + Send + 'static) {
+    let (ends, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_time().build().unwrap().block_on(test);
+        ends.send(()).unwrap();
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(5));
+    assert!(ended.is_ok(), "it waits for itself");
+}
+
+#[test]
+fn a_value_may_look_at_its_handle_while_it_is_cloned() {
+    in_time(async {
+        let handle = shared_calls(|own| assert!(own.is_done())).await;
+        assert!(handle.await.is_done());
+    });
+}
+
+#[test]
+fn whoever_asks_while_a_value_is_cloned_gets_it_afterwards() {
+    in_time(async {
+        let waits = Arc::new(Mutex::new(None));
+        let woken = Arc::new(Woken::default());
+        let (place, waker) = (waits.clone(), Waker::from(woken.clone()));
+        let first = AtomicBool::new(true);
+        let handle = shared_calls(move |mut own| {
+            if first.swap(false, Ordering::SeqCst) {
+                let polled = Pin::new(&mut own).poll(&mut Context::from_waker(&waker));
+                assert!(polled.is_pending() && own.is_done());
+                *place.lock().unwrap() = Some(own);
+            }
+        })
+        .await;
+        assert!(handle.await.is_done());
+        assert!(woken.0.load(Ordering::SeqCst), "it is there again");
+        let other = waits.lock().unwrap().take();
+        assert!(other.unwrap().await.is_done());
+    });
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_panics_while_it_is_cloned_stays_for_others() {
+    let first = AtomicBool::new(true);
+    let handle = shared_calls(move |_| {
+        assert!(!first.swap(false, Ordering::SeqCst), "not this time");
+    })
+    .await;
+    let harmed = tokio::spawn(handle.clone()).await.err();
+    assert!(harmed.is_some_and(|error| error.is_panic()));
+    assert!(handle.is_done());
+    assert!(handle.await.is_done());
+}
+
 #[test]
 fn a_thread_can_block_on_a_result() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -250,7 +401,7 @@ async fn a_task_begins_after_whatever_ran_before_it() {
     let short = (0..200).map(|_| ("a", std::future::ready(())));
     executor.run_all(short).await;
     let first = executor.submit("a", async {});
-    let between = Arc::new(std::sync::Mutex::new(None));
+    let between = Arc::new(Mutex::new(None));
     let note = between.clone();
     executor
         .post("b", async move {
@@ -310,6 +461,64 @@ async fn a_deadline_of_an_ended_task_does_nothing() {
     assert!(handle.await.is_done());
     tokio::time::sleep(5 * MS).await;
     assert_eq!(executor.stats().cancelled, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_of_a_task_that_is_refused_leaves_no_timer() {
+    let executor = Executor::builder()
+        .queue_limit_per_key(0)
+        .on_reject(Policy::Discard)
+        .build()
+        .unwrap();
+    executor.submit("a", std::future::pending::<()>());
+    settle().await;
+    let tasks = tokio::runtime::Handle::current().metrics();
+    let before = tasks.num_alive_tasks();
+    let late = executor.task("a").deadline(MS).submit(async {});
+    assert_eq!(word(&late.await), "rejected");
+    settle().await;
+    assert_eq!(tasks.num_alive_tasks(), before);
+}
+
+#[test]
+fn shutdown_and_waits_with_a_limit_need_no_timers_of_whoever_waits() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_time()
+        .build()
+        .unwrap();
+    let builder = Executor::builder().runtime(runtime.handle().clone());
+    let executor = builder.build().unwrap();
+    let elsewhere = tokio::runtime::Builder::new_current_thread().build();
+    let elsewhere = elsewhere.unwrap();
+    let most = Duration::from_secs(9);
+    let mut handle = executor.submit("a", async { 1 });
+    let waited = elsewhere.block_on(handle.wait_timeout(most));
+    assert_eq!(waited.ok(), Some(1));
+    let all = executor.run_all([("a", async { 2 })]).deadline(most);
+    let all = elsewhere.block_on(all.into_future());
+    assert!(all[0].is_done());
+    let left = elsewhere.block_on(executor.shutdown(most));
+    assert!(left.is_nothing());
+}
+
+#[test]
+fn a_wait_with_a_limit_ends_well_when_the_runtime_of_the_task_goes() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_time()
+        .build()
+        .unwrap();
+    let builder = Executor::builder().runtime(runtime.handle().clone());
+    let executor = builder.build().unwrap();
+    let mut handle = executor.submit("a", std::future::pending::<()>());
+    let elsewhere = tokio::runtime::Builder::new_current_thread().build();
+    let waits = std::thread::spawn(move || {
+        let most = Duration::from_secs(60);
+        elsewhere.unwrap().block_on(handle.wait_timeout(most))
+    });
+    drop(runtime);
+    assert_eq!(why(&waits.join().unwrap()), Some(Why::ShutDown));
 }
 
 // ≠ A result is visible only after its permits are free.
@@ -442,7 +651,7 @@ async fn blocking_work_runs_off_the_workers_in_its_turn() {
 #[tokio::test(start_paused = true)]
 async fn cancelled_blocking_work_keeps_its_lane_until_it_returns() {
     let executor = executor();
-    let (go, wait) = std::sync::mpsc::channel::<()>();
+    let (go, wait) = mpsc::channel::<()>();
     let (started, seen) = tokio::sync::oneshot::channel();
     let work = executor.submit(
         "a",
@@ -478,6 +687,44 @@ async fn blocking_work_cancelled_while_it_waits_never_runs() {
     assert!(!ran.load(Ordering::SeqCst));
 }
 
+// What is taken together starts one by one: one of them may cancel the next.
+#[tokio::test(start_paused = true)]
+async fn blocking_work_cancelled_before_it_began_never_runs() {
+    let executor = executor();
+    // Once it is known that tasks are short, several are started at a time.
+    let short = (0..200).map(|_| ("a", std::future::ready(())));
+    executor.run_all(short).await;
+    let next = Arc::new(Mutex::new(None::<TaskHandle<&str, ()>>));
+    let cancels = next.clone();
+    let first = executor.submit("a", async move {
+        let next = cancels.lock().unwrap().take().unwrap();
+        (next.cancel(), why(&next.await))
+    });
+    let ran = Arc::new(AtomicBool::new(false));
+    let runs = ran.clone();
+    let work = blocking(move || runs.store(true, Ordering::SeqCst));
+    *next.lock().unwrap() = Some(executor.submit("b", work));
+    assert_eq!(first.await.ok(), Some((true, Some(Why::Asked))));
+    executor.all_idle().await;
+    assert!(!ran.load(Ordering::SeqCst));
+}
+
+#[tokio::test(start_paused = true)]
+async fn blocking_work_outside_the_limits_cancelled_before_it_began_never_runs() {
+    let executor = Executor::builder()
+        .queue_limit_per_key(0)
+        .on_reject(Policy::RunUnlimited)
+        .build()
+        .unwrap();
+    executor.submit("a", std::future::pending::<()>());
+    let ran = Arc::new(AtomicBool::new(false));
+    let runs = ran.clone();
+    let work = executor.submit("a", blocking(move || runs.store(true, Ordering::SeqCst)));
+    assert!(work.cancel());
+    assert_eq!(why(&work.await), Some(Why::Asked));
+    assert!(!ran.load(Ordering::SeqCst));
+}
+
 // GC-40/limits: a key's own limits hold for the lane that is made while the old one goes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_keeps_its_own_limit_when_a_submit_meets_its_last_tasks_end() {
@@ -501,7 +748,7 @@ async fn a_key_keeps_its_own_limit_when_a_submit_meets_its_last_tasks_end() {
 
 #[tokio::test(start_paused = true)]
 async fn limits_set_while_a_function_is_asked_hold_for_what_it_was_asked_for() {
-    let inside = Arc::new(std::sync::Mutex::new(None::<Executor<&'static str>>));
+    let inside = Arc::new(Mutex::new(None::<Executor<&'static str>>));
     let asks = inside.clone();
     let executor = Executor::builder()
         .queue_limit_per_key(5)

@@ -2,7 +2,7 @@
 
 use keylane::{Executor, Permits, Policy, Status, TaskError, blocking};
 
-use crate::support::{Door, assert_nothing_left, executor, settle, word};
+use crate::support::{Door, MS, assert_nothing_left, executor, settle, word};
 
 fn message<K>(result: &keylane::TaskResult<K, ()>) -> Option<&str> {
     match &result.status {
@@ -127,6 +127,49 @@ async fn a_task_that_panics_while_it_is_stopped_or_thrown_out_holds_nothing_up()
     assert_eq!(word(&stopped.await), "cancelled");
     assert_nothing_left(&executor);
     assert_eq!(executor.stats().panics, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_of_a_caller_run_task_may_panic_and_does_not_harm_the_caller() {
+    let executor = Executor::builder()
+        .queue_limit_per_key(0)
+        .on_reject(Policy::CallerRuns)
+        .build()
+        .unwrap();
+    for polls in [0, 1] {
+        executor.submit("a", tokio::task::yield_now());
+        let called = tokio::spawn(executor.submit("a", remains(polls)));
+        let result = called.await.expect("the caller is not harmed");
+        assert_eq!(word(&result), "done");
+    }
+    assert_eq!(executor.stats().panics, 2);
+    assert_nothing_left(&executor);
+}
+
+/// Panics when it is dropped, with something that does so too.
+struct BombOfBombs;
+
+impl Drop for BombOfBombs {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            std::panic::panic_any(Bomb);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_that_panics_again_when_it_is_dropped_holds_nothing_up() {
+    let executor = executor();
+    let bomb = executor.submit("a", async { std::panic::panic_any(Bomb) });
+    let bombs = executor.submit("a", async { std::panic::panic_any(BombOfBombs) });
+    let after = executor.submit("a", async {});
+    let mut words = Vec::new();
+    for mut handle in [bomb, bombs, after] {
+        words.push(word(&handle.wait_timeout(MS).await));
+    }
+    assert_eq!(words, ["failed", "failed", "done"]);
+    assert_eq!(executor.stats().panics, 2);
+    assert_nothing_left(&executor);
 }
 
 #[tokio::test(start_paused = true)]

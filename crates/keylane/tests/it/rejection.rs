@@ -1,10 +1,10 @@
 //! What happens without room.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::task::Poll;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 
-use keylane::{Decision, Executor, Policy, Reason, Status, TaskError};
+use keylane::{Decision, Executor, Policy, Reason, SharedHandle, Status, TaskError};
 
 use crate::support::{Door, MS, Peak, Record, assert_nothing_left, reason, settle, why, word};
 
@@ -249,6 +249,115 @@ async fn a_caller_run_task_can_be_cancelled_in_its_turn() {
     assert!(called.cancel());
     assert_eq!(word(&waiter.await.unwrap()), "cancelled");
     assert_nothing_left(&executor);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shared_caller_run_task_goes_on_when_one_of_those_who_await_it_goes() {
+    let executor = tight(Policy::CallerRuns);
+    let door = Door::closed();
+    executor.submit("a", async {});
+    let called = executor.submit("a", door.passes(7)).shared();
+    let stays = tokio::spawn(called.clone());
+    door.reached().await;
+    let goes = tokio::spawn(called.clone());
+    settle().await;
+    goes.abort();
+    settle().await;
+    door.let_in(1);
+    let result = tokio::time::timeout(MS, stays).await.expect("it goes on");
+    assert_eq!(result.unwrap().ok(), Some(7));
+}
+
+// Whoever awaits it while somebody else polls it is woken when it has to be polled again.
+#[tokio::test(start_paused = true)]
+async fn a_shared_caller_run_task_woken_in_the_middle_of_a_poll_is_polled_by_whoever_is_left() {
+    let executor = tight(Policy::CallerRuns);
+    executor.submit("a", async {});
+    let other = Arc::new(Mutex::new(None::<SharedHandle<&str, ()>>));
+    let wakes = Arc::new(Wakes::default());
+    let (awaits, waker) = (other.clone(), Waker::from(wakes.clone()));
+    let mut polls = 0;
+    let called = executor.submit(
+        "a",
+        std::future::poll_fn(move |cx| {
+            polls += 1;
+            if polls > 1 {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            let mut other = awaits.lock().unwrap();
+            let other = std::pin::Pin::new(other.as_mut().unwrap());
+            assert!(other.poll(&mut Context::from_waker(&waker)).is_pending());
+            Poll::Pending
+        }),
+    );
+    let called = called.shared();
+    *other.lock().unwrap() = Some(called.clone());
+    let mut goes = called.clone();
+    settle().await;
+    assert!(poll_once(std::pin::Pin::new(&mut goes)).await.is_pending());
+    drop(goes);
+    assert!(wakes.0.load(Ordering::SeqCst) > 0, "nobody polls it again");
+    let left = other.lock().unwrap().take().unwrap();
+    assert!(left.await.is_done());
+}
+
+/// A waker that counts.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A task that ends at once, and whose remains are dropped when they are let.
+struct Lingers {
+    dropped: Option<tokio::sync::oneshot::Sender<()>>,
+    let_go: mpsc::Receiver<()>,
+}
+
+impl Future for Lingers {
+    type Output = ();
+
+    fn poll(self: std::pin::Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Ready(())
+    }
+}
+
+impl Drop for Lingers {
+    fn drop(&mut self) {
+        self.dropped.take().unwrap().send(()).unwrap();
+        self.let_go.recv().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_starts_when_what_is_left_of_a_caller_run_task_is_gone() {
+    let executor = tight(Policy::CallerRuns);
+    let door = Door::closed();
+    executor.submit("a", door.passes(()));
+    let (dropped, drops) = tokio::sync::oneshot::channel();
+    let (go, let_go) = mpsc::channel();
+    let lingers = Lingers {
+        dropped: Some(dropped),
+        let_go,
+    };
+    let called = executor.submit("a", lingers);
+    let mut next = Box::pin(executor.submit_when_room("a", async {}));
+    assert!(poll_once(next.as_mut()).await.is_pending());
+    door.let_in(1);
+    // On a thread of its own: what it wakes can run meanwhile.
+    let (ends, ended) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || ends.send(word(&called.join())));
+    drops.await.unwrap();
+    settle().await;
+    let early = poll_once(next.as_mut()).await.is_ready();
+    go.send(()).unwrap();
+    assert!(!early, "the one before it was not gone");
+    assert_eq!(ended.await, Ok("done"));
+    assert!(next.await.await.is_done());
 }
 
 #[tokio::test(start_paused = true)]

@@ -556,6 +556,33 @@ fn a_caller_run_task_stopped_while_it_is_polled_is_over_before_the_next_starts()
 }
 
 #[test]
+fn a_shared_caller_run_task_goes_on_whoever_of_those_who_await_it_goes() {
+    explore(|| async {
+        let executor = Executor::builder()
+            .queue_limit_per_key(0)
+            .on_reject(Policy::CallerRuns)
+            .build()
+            .unwrap();
+        let watch = Watch::default();
+        let first = executor.submit(0, watch.task(0));
+        let called = executor.submit(0, watch.task(1)).shared();
+        let mut goes = called.clone();
+        let gone = spawn(async move {
+            let polled = std::future::poll_fn(|cx| {
+                std::task::Poll::Ready(std::pin::Pin::new(&mut goes).poll(cx).is_ready())
+            });
+            polled.await
+        });
+        let other = spawn(called.clone());
+        assert_eq!(called.await.ok(), Some(1));
+        assert_eq!(other.await.unwrap().ok(), Some(1));
+        gone.await.unwrap();
+        assert!(first.await.is_done());
+        assert_nothing_left(&executor);
+    });
+}
+
+#[test]
 fn a_wait_for_room_dropped_while_room_comes_frees_its_place() {
     explore(|| async {
         let executor = Executor::builder().queue_limit_per_key(0).build().unwrap();
