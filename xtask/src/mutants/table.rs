@@ -15,6 +15,7 @@ const SHELL_DRIVEN: &str = "crates/keylane/src/shell/driven.rs";
 const SHELL_ENDS: &str = "crates/keylane/src/shell/ends.rs";
 const SHELL_FIRST_POLLS: &str = "crates/keylane/src/shell/first_polls.rs";
 const SHELL_IDLE: &str = "crates/keylane/src/shell/idle.rs";
+const SHELL_RELIEF: &str = "crates/keylane/src/shell/relief.rs";
 const SHELL_RUNNER: &str = "crates/keylane/src/shell/runner.rs";
 const SHELL_STARTS: &str = "crates/keylane/src/shell/starts.rs";
 const SHELL_SUBMIT: &str = "crates/keylane/src/shell/submit.rs";
@@ -1382,6 +1383,22 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         file: RULES,
         find: "        *live = (limits, live.1 + 1);",
         replace: "        *live = (limits, limits.max_in_flight_per_key.unwrap_or(0) as u64);",
+        test: LIMITED,
+    },
+    Mutation {
+        name: "runner-in-a-long-poll-is-waited-for",
+        invariant: "L6",
+        file: SHELL_RELIEF,
+        find: "        if self.turns.load(Ordering::Relaxed) == turns {",
+        replace: "        if turns == u32::MAX {",
+        test: ORDERED,
+    },
+    Mutation {
+        name: "what-was-taken-begins-although-it-may-not-any-more",
+        invariant: "L14",
+        file: SHELL_RUNNER,
+        find: "            if shell.changes.load(Ordering::Acquire) != self.changes {",
+        replace: "            if self.changes == u32::MAX {",
         test: LIMITED,
     },
     Mutation {

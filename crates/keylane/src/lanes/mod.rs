@@ -460,9 +460,13 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         self.push_into(index, job)
     }
 
-    /// Looks at what a push of this key will need, so that it is near when that comes.
-    pub(crate) fn fetch_for(&self, key: &K) -> Found {
-        let hash = self.hasher.hash_one(key);
+    /// What hashes keys here.
+    pub(crate) fn hasher(&self) -> RandomState {
+        self.hasher.clone()
+    }
+
+    /// Looks at what a push of a key with this hash will need, so that it is near when that comes.
+    pub(crate) fn fetch_for(&self, hash: u64) -> Found {
         let same = |&index: &u32| self.lanes[index].hash == hash;
         let lane = self.index.find(hash, same).copied();
         Found { hash, lane }
@@ -495,7 +499,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         if !self.may_start_new() {
             return Err((key, job));
         }
-        let found = self.fetch_for(&key);
+        let found = self.fetch_for(self.hasher.hash_one(&key));
         self.start_found(key, found, job)
     }
 

@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::Waker;
 
+use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -35,7 +36,7 @@ use self::first_polls::FirstPolls;
 use self::idle::{Publishing, tell};
 use self::starts::BATCH_NANOS;
 pub(crate) use self::submit::NotTaken;
-use self::submit::must_be_direct;
+use self::submit::{Submit, must_be_direct};
 use self::timer::TimerOut;
 pub(crate) use self::work::{Ended, Flushing, Stop, Types, Until, Work};
 use crate::lanes::{Flushed, Hold, ItemId, Lanes, Limits, Spec, Time};
@@ -50,7 +51,7 @@ const PLACES: usize = if cfg!(keylane_shuttle) { 2 } else { 8 };
 
 struct Inbox<K, J> {
     /// Submitted, not yet in the lanes.
-    queue: VecDeque<(K, J)>,
+    queue: VecDeque<Submit<K, J>>,
     /// The sequence of the next submit.
     next_seq: u64,
     /// Submits go straight to the lanes, because they can be refused or need a spec.
@@ -67,7 +68,7 @@ struct Inbox<K, J> {
 struct State<K, J> {
     lanes: Lanes<K, J>,
     /// Taken from the inbox, and before everything there; not yet in the lanes.
-    taken: VecDeque<(K, J)>,
+    taken: VecDeque<Submit<K, J>>,
     /// Whether what was taken in last was of many keys.
     many_keys: bool,
     first_polls: FirstPolls<J>,
@@ -115,6 +116,8 @@ pub(crate) struct Shell<K, W: Types> {
     /// What waited and ran when everything was stopped.
     stopped: OnceLock<(usize, usize)>,
     spawner: Spawner,
+    /// That of the lanes.
+    hasher: RandomState,
     workers: usize,
     epoch: Instant,
     permits: Option<Permits>,
@@ -167,6 +170,8 @@ where
         remember: bool,
     ) -> Arc<Self> {
         let workers = spawner.workers();
+        let lanes = Lanes::new(limits);
+        let hasher = lanes.hasher();
         Arc::new_cyclic(|me| Self {
             inbox: Apart(Mutex::new(Inbox {
                 queue: VecDeque::new(),
@@ -180,7 +185,7 @@ where
             ends: std::array::from_fn(|_| Apart(Mutex::new(Vec::new()))),
             spare: Mutex::new(Vec::new()),
             state: Apart(Mutex::new(State {
-                lanes: Lanes::new(limits),
+                lanes,
                 taken: VecDeque::new(),
                 many_keys: false,
                 first_polls: FirstPolls::new(),
@@ -194,6 +199,7 @@ where
                 timer_task: false,
                 rate_at: None,
             })),
+            hasher,
             stops: Stops::new(),
             stopped: OnceLock::new(),
             work: Arc::new(work),

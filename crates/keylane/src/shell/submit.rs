@@ -1,6 +1,7 @@
 //! What was submitted, on its way into the lanes.
 
 use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::task::{Context, Poll};
 
 use super::{BATCH, Inbox, Shell, State, Work};
@@ -11,6 +12,14 @@ use crate::rt::{Mutex, lock};
 const TOGETHER: usize = 16;
 /// Lanes of so many keys are all near. Of more keys, those with a lane are kept few.
 const FEW_KEYS: usize = 512;
+
+/// A submit on its way. The user's code hashes the key where it is submitted: there a panic harms nobody
+/// else, and the key is near.
+pub(super) struct Submit<K, J> {
+    key: K,
+    hash: u64,
+    job: J,
+}
 
 /// Why a submit was not taken; the job comes back.
 pub(crate) enum NotTaken<J> {
@@ -29,6 +38,7 @@ where
 {
     /// Puts a job at the end of its lane; answers its sequence.
     pub(crate) fn push(&self, key: K, job: W::Job) -> Result<u64, NotTaken<W::Job>> {
+        let hash = self.hasher.hash_one(&key);
         let mut inbox = lock(&self.inbox.0);
         if inbox.closed {
             return Err(NotTaken::Closed(job));
@@ -39,7 +49,7 @@ where
         }
         let seq = inbox.next_seq;
         inbox.next_seq += 1;
-        inbox.queue.push_back((key, job));
+        inbox.queue.push_back(Submit { key, hash, job });
         let start = inbox.runners == 0;
         inbox.runners += usize::from(start);
         let many = inbox.queue.len() == BATCH;
@@ -216,18 +226,18 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         while left > 0 && go_on {
             // As with starts and ends: what is far away is fetched together.
             let mut found = [Found::default(); TOGETHER];
-            let mut last: Option<(&K, Found)> = None;
+            let mut last: Option<(u64, Found)> = None;
             let mut count = 0;
-            for ((key, _), found) in self.taken.iter().take(left).zip(&mut found) {
+            for (submit, found) in self.taken.iter().take(left).zip(&mut found) {
                 *found = match last {
                     // A key that is hot comes several times in a row.
-                    Some((same, found)) if same == key => found,
-                    _ => self.lanes.fetch_for(key),
+                    Some((same, found)) if same == submit.hash => found,
+                    _ => self.lanes.fetch_for(submit.hash),
                 };
-                last = Some((key, *found));
+                last = Some((submit.hash, *found));
                 count += 1;
             }
-            for ((key, job), found) in self.taken.drain(..count).zip(found) {
+            for (Submit { key, job, .. }, found) in self.taken.drain(..count).zip(found) {
                 known += usize::from(!found.is_new());
                 match start(&mut self.lanes, key, found, job) {
                     Ok(more) => go_on = more,

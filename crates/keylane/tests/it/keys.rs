@@ -123,3 +123,26 @@ async fn two_executors_count_apart() {
     assert_eq!((one.stats().done, two.stats().done), (0, 1));
     door.let_in(1);
 }
+
+/// Some of these cannot be hashed.
+#[derive(Clone, PartialEq, Eq)]
+struct Odd(bool);
+
+impl std::hash::Hash for Odd {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        assert!(!self.0, "it has no hash");
+        self.0.hash(state);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_cannot_be_hashed_harms_only_who_submits_it() {
+    let executor = Executor::<Odd>::builder().build().unwrap();
+    let submits = executor.clone();
+    let odd = tokio::spawn(async move { drop(submits.submit(Odd(true), async {})) });
+    assert!(odd.await.is_err());
+    let other = executor.submit(Odd(false), async {});
+    let soon = std::time::Duration::from_secs(5);
+    let result = tokio::time::timeout(soon, other).await;
+    assert!(result.expect("another key hangs").is_done());
+}
