@@ -17,7 +17,8 @@ pub enum Policy {
     Discard,
     /// It takes its place in spite of the queue limit, and whoever awaits the handle runs it when
     /// its turn comes: never beyond the limits, never out of order. The lane waits for that: await
-    /// the handle, or drop it (which cancels the task).
+    /// the handle, or drop it (which cancels the task). [Blocking work](crate::blocking) that is
+    /// cancelled while it runs in this way frees its key at once, and goes on beside what is next.
     CallerRuns,
     /// It runs at once, outside all limits and out of order; shutting down neither waits for it
     /// nor stops it.
