@@ -26,7 +26,8 @@
 //! * With lane concurrency *N* the *first starts* of a key's tasks happen in submit order, and
 //!   never more than *N* run at once. The first step of a task, up to its first wait, is over before
 //!   that of the next begins, on whatever worker; after that they run as they come. So work that
-//!   never waits goes one after the other within its key: make it [`blocking`].
+//!   never waits goes one after the other within its key: make it [`blocking`]. (At the moment when
+//!   lane concurrency is raised from 1, a task that was just started may still be in its first step.)
 //! * In the [job form](JobExecutor) a job can be [put back](Reply::Hold): it keeps its place, and
 //!   its lane waits with it, taking no permit.
 //!
@@ -57,7 +58,7 @@
 //! | [`tenant_by`](Builder::tenant_by) | no tenants | whose key it is, for fair shares |
 //! | [`maybe_tenant_by`](Builder::maybe_tenant_by) | no tenants | the same, where not every key is somebody's |
 //! | [`weight_by`](Builder::weight_by) | 1 | a tenant's share |
-//! | [`resolve_once`](Builder::resolve_once) | false | keep what the functions said until the key is evicted |
+//! | [`resolve_once`](Builder::resolve_once) | false | keep what the functions said until the key is evicted or the limits change |
 //! | [`shared_permits`](Builder::shared_permits) | none | a limit shared with other executors |
 //! | [`runtime`](Builder::runtime) | the current one | the tokio runtime to run on |
 //!
@@ -87,8 +88,10 @@
 //! * A task that holds a clone of its executor keeps it alive: it does not stop when all other
 //!   clones are dropped. [`shutdown`](Executor::shutdown) ends it all the same.
 //! * Tasks that start together are polled one after the other by one worker, up to the first wait of
-//!   each. One that computes for long before it waits delays those behind it, up to 255 tasks of
-//!   whatever keys. Such work belongs into [`blocking`].
+//!   each. One that computes for long before it waits, or blocks in place, delays those behind it, up
+//!   to 255 tasks of whatever keys; what is submitted later is not delayed by more than about a
+//!   millisecond. Such work belongs into [`blocking`], and must where it waits for another task.
+//! * A key's `Hash`, `Eq`, `Clone` and `Drop` run under the executor's lock: they must not call it.
 //! * A key is cloned a few times for each task. For text, take `Arc<str>` rather than `String`.
 //!
 //! # Observing
@@ -103,8 +106,8 @@
 //! ([`Policy::CallerRuns`]) is not inside its span.
 //!
 //! The log has one kind of line, of level error and with the field `executor`:
-//! `a … panicked: <message>`. It is written for each panic that was contained, of a task, a
-//! `listener`, a `rejection handler`, one of the builder's functions (by its name, as
+//! `a … panicked: <message>`. It is written for each panic that was contained, of a `task`, a
+//! `result` that nobody took, a `listener`, a `rejection handler`, one of the builder's functions (by its name, as
 //! `lane_concurrency_by`), and in the job form of a `handler`, a `gate` or a `flush`. How a task
 //! failed is not logged: that is in its result, and a listener hears it.
 //!

@@ -73,10 +73,16 @@ impl Stops {
     }
 
     /// The permit of a run is free: what it was asked in the end does not count for the next run of
-    /// the same item.
-    pub(crate) fn forget_asked(&self, ticket: &Ticket) {
-        if self.any.load(Ordering::Acquire) {
-            self.forget(ticket);
+    /// the same item. Answers what that was.
+    pub(crate) fn forget_asked(&self, ticket: &Ticket) -> Option<Stop> {
+        if !self.any.load(Ordering::Acquire) {
+            return None;
+        }
+        let (place, at) = self.place(ticket.slot());
+        let known = lock(place).take(at, ticket.sequence());
+        match known? {
+            Known::Asked(stop) => Some(stop),
+            Known::Goes(_) => None,
         }
     }
 

@@ -1389,7 +1389,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "runner-in-a-long-poll-is-waited-for",
         invariant: "L6",
         file: SHELL_RELIEF,
-        find: "        if self.turns.load(Ordering::Relaxed) == turns {",
+        find: "        if self.turns.load(Ordering::Relaxed) == turns && called.replace(turns) != Some(turns) {",
         replace: "        if turns == u32::MAX {",
         test: ORDERED,
     },
@@ -1399,6 +1399,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         file: SHELL_RUNNER,
         find: "            if shell.changes.load(Ordering::Acquire) != self.changes {",
         replace: "            if self.changes == u32::MAX {",
+        test: LIMITED,
+    },
+    Mutation {
+        name: "stop-of-what-goes-back-is-forgotten",
+        invariant: "L4",
+        file: SHELL_ENDS,
+        find: "            } if let Some(stop) = stop => {",
+        replace: "            } if let Some(stop) = stop.filter(|_| false) => {",
         test: LIMITED,
     },
     Mutation {

@@ -1,6 +1,6 @@
 //! Runs that ended: reported to the lanes, then their results can be seen.
 
-use super::{BATCH, Ended, PLACES, Shell, State, Types, Work};
+use super::{BATCH, Ended, PLACES, Shell, State, Stop, Types, Until, Work};
 use crate::lanes::Ticket;
 use crate::rt::{contain, lock};
 
@@ -11,20 +11,30 @@ pub(super) const MOST_KEPT: usize = BATCH * BATCH;
 pub(super) type EndedRun<W> = (Ticket, Ended<<W as Types>::Job, <W as Types>::After>);
 
 /// Ends that were reported: how many permits that freed, and what is to be seen of them.
-pub(super) struct Ends<A> {
+pub(super) struct Ends<W: Types> {
     freed: usize,
-    pub(super) afters: Vec<A>,
+    afters: Vec<W::After>,
+    /// Went back to their place, but were to stop: they are not to begin again.
+    stopped: Vec<(W::Job, Stop)>,
     /// Their number among those being published, if there is anything to be seen of them.
     number: u64,
 }
 
-impl<A> Default for Ends<A> {
+impl<W: Types> Default for Ends<W> {
     fn default() -> Self {
         Self {
             freed: 0,
             afters: Vec::new(),
+            stopped: Vec::new(),
             number: 0,
         }
+    }
+}
+
+impl<W: Types> Ends<W> {
+    /// Whether nothing is to be seen of them.
+    pub(super) fn are_unseen(&self) -> bool {
+        self.afters.is_empty() && self.stopped.is_empty()
     }
 }
 
@@ -82,7 +92,7 @@ where
         &self,
         state: &mut State<K, W::Job>,
         ended: &mut Vec<EndedRun<W>>,
-        ends: &mut Ends<W::After>,
+        ends: &mut Ends<W>,
     ) {
         // What was not ready at once has been away for a while.
         let far = self.are_pending();
@@ -109,18 +119,24 @@ where
         state: &mut State<K, W::Job>,
         ticket: Ticket,
         ended: Ended<W::Job, W::After>,
-        ends: &mut Ends<W::After>,
+        ends: &mut Ends<W>,
     ) {
         ends.freed += 1;
-        self.stops.forget_asked(&ticket);
+        let stop = self.stops.forget_asked(&ticket);
         match ended {
             Ended::Done(None) => state.lanes.done(ticket),
             Ended::Done(Some(after)) => {
                 state.lanes.done(ticket);
-                if ends.afters.is_empty() {
-                    ends.number = lock(&self.publishing).begin();
-                }
+                self.begin_publishing(ends);
                 ends.afters.push(after);
+            }
+            Ended::Hold {
+                job,
+                hold: Until::Now,
+            } if let Some(stop) = stop => {
+                state.lanes.done(ticket);
+                self.begin_publishing(ends);
+                ends.stopped.push((*job, stop));
             }
             Ended::Hold { job, hold } => {
                 let hold = self.hold_of(&hold);
@@ -130,14 +146,25 @@ where
         }
     }
 
+    fn begin_publishing(&self, ends: &mut Ends<W>) {
+        if ends.are_unseen() {
+            ends.number = lock(&self.publishing).begin();
+        }
+    }
+
     /// The permits are free: gives shared ones back, then lets the results be seen.
-    pub(super) fn publish(&self, ends: &mut Ends<W::After>) {
+    pub(super) fn publish(&self, ends: &mut Ends<W>) {
         let freed = std::mem::take(&mut ends.freed);
         if let Some(permits) = &self.permits {
             permits.give(freed);
         }
-        if ends.afters.is_empty() {
+        if ends.are_unseen() {
             return;
+        }
+        for (job, stop) in ends.stopped.drain(..) {
+            // Its place is of no matter: it is not polled.
+            let run = self.work.start(job, 0);
+            ends.afters.extend(self.work.abandon(run, stop));
         }
         let mut afters = ends.afters.drain(..);
         // A result that nobody takes is dropped here, and may panic: the others are not its business.

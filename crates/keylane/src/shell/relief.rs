@@ -27,15 +27,16 @@ where
         }
     }
 
-    /// Calls another runner if none has come to the lanes since; `false` when nothing waits for one.
-    fn relieve(&self, turns: u32) -> bool {
+    /// Calls another runner if none has come to the lanes since, the last one that was called included;
+    /// `false` when nothing waits for one.
+    fn relieve(&self, turns: u32, called: &mut Option<u32>) -> bool {
         let mut inbox = lock(&self.inbox.0);
         let waits = !inbox.queue.is_empty() || inbox.again;
         if !waits || inbox.runners == 0 {
             inbox.watched = false;
             return false;
         }
-        if self.turns.load(Ordering::Relaxed) == turns {
+        if self.turns.load(Ordering::Relaxed) == turns && called.replace(turns) != Some(turns) {
             // However many there are: each of them is in the middle of a poll.
             inbox.runners += 1;
             drop(inbox);
@@ -51,10 +52,11 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
+    let mut called = None;
     loop {
         let turns = shell.turns.load(Ordering::Relaxed);
         tokio::time::sleep(LONG).await;
-        if !shell.relieve(turns) {
+        if !shell.relieve(turns, &mut called) {
             return;
         }
     }

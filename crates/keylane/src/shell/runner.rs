@@ -28,7 +28,7 @@ where
     ended: Vec<EndedRun<W>>,
     batch: Vec<(Ticket, W::Job)>,
     /// Reported, and their results not yet seen.
-    ends: Ends<W::After>,
+    ends: Ends<W>,
     /// No two of a lane run at once, so that their order is not up to who polls them first.
     one_by_one: bool,
     /// Not everything that was submitted is in the lanes.
@@ -137,7 +137,7 @@ where
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
         drop(state);
-        self.published |= !ends.afters.is_empty();
+        self.published |= !ends.are_unseen();
         shell.publish(ends);
         let helped = more && shell.another_runner();
         shell.deliver(out);
@@ -358,7 +358,7 @@ where
         runner: RunnerId,
         ended: &mut Vec<EndedRun<W>>,
         batch: &mut Vec<(Ticket, W::Job)>,
-        ends: &mut Ends<W::After>,
+        ends: &mut Ends<W>,
     ) {
         // In this order: whoever leaves an end now does not count on this runner.
         lock(&self.inbox.0).runners -= 1;

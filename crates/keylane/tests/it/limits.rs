@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::{Door, MS, Peak, assert_nothing_left, executor, settle, word};
-use keylane::{Executor, Limits, Policy};
+use crate::support::{Door, MS, Peak, assert_nothing_left, executor, settle, why, word};
+use keylane::{Executor, Limits, Mode, Policy, Why};
 
 fn tasks(peak: &Peak, key: &'static str, count: usize) -> Vec<(&'static str, TaskOf)> {
     (0..count)
@@ -546,4 +546,17 @@ async fn what_was_taken_does_not_begin_beyond_a_limit_that_was_lowered() {
         assert!(other.await.is_done());
     }
     assert_eq!(peak.most(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_taken_and_stopped_ends_also_where_it_may_not_begin_any_more() {
+    let executor = with_short_tasks().await;
+    let other = executor.clone();
+    let first = executor.submit(0, async move {
+        other.shutdown_key(&1, Mode::Now);
+        other.pause(&1);
+    });
+    let mut second = executor.submit(1, async {});
+    assert!(first.await.is_done());
+    assert_eq!(why(&second.wait_timeout(MS).await), Some(Why::KeyShutDown));
 }

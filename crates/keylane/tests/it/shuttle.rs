@@ -668,3 +668,22 @@ fn when_all_is_idle_the_result_of_a_cancelled_task_can_be_seen() {
         thread.join().unwrap();
     });
 }
+
+/// What was taken and not begun goes back to its place when a key is paused.
+#[test]
+fn a_stop_that_meets_a_pause_is_not_forgotten() {
+    explore(|| async {
+        let executor = Executor::builder().build().unwrap();
+        let pauses = executor.clone();
+        // So that both are ready when they are taken.
+        [0, 1].iter().for_each(|key| executor.pause(key));
+        let before = executor.submit(0, async move { pauses.pause(&2) });
+        let stays = executor.submit(1, std::future::pending::<()>());
+        assert!([0, 1].iter().all(|key| executor.resume(key)));
+        let stops = executor.clone();
+        let thread = ::shuttle::thread::spawn(move || stops.shutdown_key(&1, Mode::Now));
+        before.await;
+        thread.join().unwrap();
+        assert!(!stays.await.is_done());
+    });
+}
