@@ -127,12 +127,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
     }
 
     /// As [`queue_limit_per_key`](Self::queue_limit_per_key) for single keys.
-    // No value is wrong, so nothing is said of a key. `Debug` all the same, as for the other two: who
-    // may name a key's limits may name them all.
-    pub fn queue_limit_for(mut self, keys: impl IntoIterator<Item = (K, usize)>) -> Self
-    where
-        K: fmt::Debug,
-    {
+    pub fn queue_limit_for(mut self, keys: impl IntoIterator<Item = (K, usize)>) -> Self {
         self.rules.queue_for.extend(keys);
         self
     }

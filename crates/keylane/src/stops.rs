@@ -67,9 +67,7 @@ impl Stops {
 
     /// A run that was registered is over.
     pub(crate) fn forget(&self, ticket: &Ticket) {
-        let (place, at) = self.place(ticket.slot());
-        let known = lock(place).take(at, ticket.sequence());
-        drop(known);
+        drop(self.take(ticket));
     }
 
     /// The permit of a run is free: what it was asked in the end does not count for the next run of
@@ -78,9 +76,7 @@ impl Stops {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
-        let (place, at) = self.place(ticket.slot());
-        let known = lock(place).take(at, ticket.sequence());
-        match known? {
+        match self.take(ticket)? {
             Known::Asked(stop) => Some(stop),
             Known::Goes(_) => None,
         }
@@ -106,6 +102,12 @@ impl Stops {
             place.set(at, seq, Known::Asked(stop));
         }
         wakers
+    }
+
+    /// What is known of a run; nothing of it is kept. A waker is dropped outside the lock.
+    fn take(&self, ticket: &Ticket) -> Option<Known> {
+        let (place, at) = self.place(ticket.slot());
+        lock(place).take(at, ticket.sequence())
     }
 
     /// Where this slot is.

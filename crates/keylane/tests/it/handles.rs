@@ -12,7 +12,7 @@ use keylane::{
     blocking, fallible,
 };
 
-use crate::support::{Door, MS, assert_nothing_left, executor, settle, why, word};
+use crate::support::{Door, MS, assert_nothing_left, executor, one_worker, settle, why, word};
 
 type Answer = Result<u32, Box<dyn Error + Send + Sync>>;
 
@@ -355,11 +355,7 @@ async fn a_value_that_panics_while_it_is_cloned_stays_for_others() {
 
 #[test]
 fn a_thread_can_block_on_a_result() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = one_worker();
     let executor = Executor::builder()
         .runtime(runtime.handle().clone())
         .build()
@@ -482,11 +478,7 @@ async fn a_deadline_of_a_task_that_is_refused_leaves_no_timer() {
 
 #[test]
 fn shutdown_and_waits_with_a_limit_need_no_timers_of_whoever_waits() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = one_worker();
     let builder = Executor::builder().runtime(runtime.handle().clone());
     let executor = builder.build().unwrap();
     let elsewhere = tokio::runtime::Builder::new_current_thread().build();
@@ -504,11 +496,7 @@ fn shutdown_and_waits_with_a_limit_need_no_timers_of_whoever_waits() {
 
 #[test]
 fn a_wait_with_a_limit_ends_well_when_the_runtime_of_the_task_goes() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = one_worker();
     let builder = Executor::builder().runtime(runtime.handle().clone());
     let executor = builder.build().unwrap();
     let mut handle = executor.submit("a", std::future::pending::<()>());

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::support::{Door, MS, Peak, assert_nothing_left, executor, settle, why, word};
+use crate::support::{
+    Door, MS, Peak, assert_nothing_left, executor, one_worker, settle, why, word,
+};
 use keylane::{Executor, Limits, Mode, Policy, Why};
 
 fn tasks(peak: &Peak, key: &'static str, count: usize) -> Vec<(&'static str, TaskOf)> {
@@ -401,11 +403,7 @@ fn without_a_runtime_the_remedy_is_named() {
 
 #[test]
 fn an_executor_can_be_built_for_a_runtime_it_is_not_inside_of() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = one_worker();
     let executor = Executor::builder()
         .runtime(runtime.handle().clone())
         .build()

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use keylane::{Decision, Executor, Listener, Mode, Policy, TaskError, TaskInfo, fallible};
 
-use crate::support::{Door, MS, Record, settle};
+use crate::support::{Door, MS, Record, one_worker, settle};
 
 fn recorded() -> (Executor<&'static str>, Record) {
     let record = Record::default();
@@ -265,11 +265,7 @@ async fn events_balance_for_tasks_without_room() {
 #[test]
 fn events_balance_when_the_runtime_goes() {
     let record = Record::default();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = one_worker();
     let executor = Executor::builder()
         .runtime(runtime.handle().clone())
         .listener(record.clone())

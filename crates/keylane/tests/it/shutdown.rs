@@ -8,7 +8,7 @@ use keylane::{Executor, Left, Mode, Reason, Why, blocking};
 use tokio::time::Instant;
 
 use crate::support::{
-    Door, MS, Peak, Record, assert_nothing_left, executor, reason, settle, why, word,
+    Door, MS, Peak, Record, assert_nothing_left, executor, one_worker, reason, settle, why, word,
 };
 
 // GC-7
@@ -293,11 +293,7 @@ async fn stopping_keys_at_any_moment_loses_no_permit() {
 
 #[test]
 fn blocking_work_of_a_stopped_key_says_so_when_the_runtime_goes() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = one_worker();
     let executor = runtime.block_on(async { executor() });
     let (begun, begins) = std::sync::mpsc::channel();
     let (end, ends) = std::sync::mpsc::channel::<()>();
@@ -350,11 +346,7 @@ async fn what_is_stopped_before_its_first_step_does_not_begin() {
 
 #[test]
 fn everything_ends_when_the_runtime_goes() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = one_worker();
     let builder = Executor::builder().runtime(runtime.handle().clone());
     let executor = builder.build().unwrap();
     executor.pause(&"paused");
@@ -374,11 +366,7 @@ fn everything_ends_when_the_runtime_goes() {
 
 #[test]
 fn a_task_that_ends_while_the_runtime_goes_has_its_result() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_time()
-        .build()
-        .unwrap();
+    let runtime = one_worker();
     let permits = keylane::Permits::new(2);
     let builder = Executor::builder().runtime(runtime.handle().clone());
     let builder = builder.shared_permits(permits.clone()).concurrency(2);

@@ -11,6 +11,15 @@ use tokio::sync::{Semaphore, mpsc};
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
 
+/// A runtime with one worker and timers, for tests that are outside of it.
+pub(crate) fn one_worker() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_time()
+        .build()
+        .unwrap()
+}
+
 /// How many run now, and how many ran at once at most. Clones are the same count.
 #[derive(Clone, Default)]
 pub(crate) struct Peak {
