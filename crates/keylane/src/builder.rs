@@ -4,6 +4,7 @@ use std::fmt;
 use std::hash::Hash;
 use std::sync::{Arc, OnceLock};
 
+use crate::clock::Clock;
 use crate::executor::{Executor, Owner};
 use crate::handler::{Handler, JobExecutor, Jobs};
 use crate::lanes::Rate;
@@ -236,13 +237,22 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
     pub fn build(mut self) -> Result<Executor<K>, BuildErrors> {
         let spawner = self.check()?;
         let limits = self.limits.for_lanes();
+        let clock = Clock::new();
         let tasks = Tasks {
+            clock,
             common: Arc::new(Common::new(self.name, self.listener)),
             rules: self.rules,
             limits: LiveLimits::new(self.limits),
         };
         let remember = self.resolve_once;
-        let shell = Shell::new(tasks, limits, spawner.clone(), self.permits, remember);
+        let shell = Shell::new(
+            tasks,
+            clock,
+            limits,
+            spawner.clone(),
+            self.permits,
+            remember,
+        );
         Ok(Executor::new(Owner {
             shell,
             spawner,
@@ -267,7 +277,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Builder<K> {
         let common = Common::new(self.name, self.listener);
         let jobs = Jobs::new(handler, common, self.rules, self.limits);
         let remember = self.resolve_once;
-        let shell = Shell::new(jobs, limits, spawner, self.permits, remember);
+        let shell = Shell::new(jobs, Clock::new(), limits, spawner, self.permits, remember);
         Ok(JobExecutor::new(shell))
     }
 

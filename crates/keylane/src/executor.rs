@@ -5,22 +5,27 @@ use std::hash::Hash;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::builder::Builder;
-use crate::handle::TaskHandle;
-use crate::job::{Called, Cell, Ending, Job, Posted, TaskShell, Tracked};
-use crate::lanes::FullOf;
+use crate::caller::Called;
+use crate::cell::{Cell, TaskRef};
+use crate::handle::{NOWHERE, TaskHandle, TaskShell, Unplaced};
+use crate::job::{Ending, Posted};
+use crate::joint::JobRef;
+use crate::lanes::{FullOf, Time};
+use crate::listener::{End, TaskInfo, Tell, Told};
 use crate::reject::{Decision, Policy, RejectHandler, Rejection};
-use crate::result::{Kind, Reason, Refused, Status, Why};
+use crate::result::{Kind, Reason, Refused, Why};
 use crate::rt::{AbortHandle, Spawner, contain};
 use crate::rules::Limits;
 use crate::run_all::RunAll;
 use crate::shell::NotTaken;
 use crate::stats::{KeyLimits, KeyStats, Stats};
 use crate::task::{Task, TaskError};
-use crate::tasks::{Finished, Lane};
+use crate::tasks::{Finished, Lane, Tasks};
+use crate::tracked::{Body, Tracked};
 
 /// Runs tasks in order per key, concurrently across keys. Cheap to clone: where several threads submit
 /// much, a clone for each is faster than one that they share.
@@ -35,6 +40,8 @@ where
     /// What handles hold on to. Every clone has its own: where all were counted in one place, threads
     /// would wait for each other there.
     shell: Arc<TaskShell<K>>,
+    /// There is a listener; here, because counters that always change are near it.
+    listened: bool,
 }
 
 /// What the clones of an executor share; its end is the executor's.
@@ -102,12 +109,14 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         owner.stop_with_the_runtime();
         Self {
             shell: Arc::new(owner.shell.clone()),
+            listened: owner.shell.work.common.listener.is_some(),
             owner,
         }
     }
 
     /// Submits a task under a key. Never waits: without room, the rejection handler or the policy
     /// decides what the handle's result is.
+    #[inline]
     pub fn submit<Tk: Task>(&self, key: K, task: Tk) -> TaskHandle<K, Tk::Output> {
         self.task(key).submit(task)
     }
@@ -141,22 +150,18 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     /// # Errors
     /// [`Refused`] with the task when there is no room or the executor was shut down.
     pub fn post<Tk: Task>(&self, key: K, task: Tk) -> Result<(), Refused<Tk>> {
-        if self.common().listener.is_some() {
+        if self.listened {
             return self.try_submit(key, task).map(drop);
         }
-        let job = Box::new(Posted { task: Some(task) });
+        let job = JobRef::alone(Posted::new(task));
         let refused = match self.owner.shell.push(Lane::Key(key), job) {
             Ok(_) => return Ok(()),
             Err(refused) => refused,
         };
         let (job, reason) = self.reason_of(refused);
-        self.common().count(Kind::Rejected);
-        let job = job.into_any().downcast::<Posted<Tk>>();
-        let task = job.expect("what was pushed comes back").task.take();
-        Err(Refused {
-            task: task.expect("it never ran"),
-            reason,
-        })
+        self.common().count(Kind::Rejected, 1);
+        let task = take_task(job);
+        Err(Refused { task, reason })
     }
 
     /// Submits tasks, each under its key, and waits for all: one result per task in input order.
@@ -263,15 +268,15 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     /// Cancels what waits of this key and forgets the limits resolved for it. What runs goes on,
     /// and counts.
     pub fn evict(&self, key: &K) {
-        self.end_waiting(key, &Ending::Cancelled(Why::KeyShutDown));
+        self.end_waiting(key, || Ending::Cancelled(Why::KeyShutDown));
     }
 
     /// Ends the tasks of one key. The key itself stays usable: later submits work.
     pub fn shutdown_key(&self, key: &K, mode: Mode) {
         match mode {
-            Mode::Drain => self.end_waiting(key, &Ending::Rejected(Reason::Drained)),
+            Mode::Drain => self.end_waiting(key, || Ending::Rejected(Reason::Drained)),
             Mode::Now => {
-                self.end_waiting(key, &Ending::Cancelled(Why::KeyShutDown));
+                self.end_waiting(key, || Ending::Cancelled(Why::KeyShutDown));
                 self.owner.shell.abort(&Lane::Key(key.clone()));
             }
         }
@@ -303,9 +308,9 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         self.owner.spawner.clone()
     }
 
-    fn end_waiting(&self, key: &K, ending: &Ending) {
+    fn end_waiting(&self, key: &K, ending: impl Fn() -> Ending) {
         let shell = &self.owner.shell;
-        let end = |job| shell.work.end(job, ending.clone());
+        let end = |job| shell.work.end(job, ending());
         shell.evict(&Lane::Key(key.clone()), end);
     }
 
@@ -313,7 +318,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         &self.owner.shell.work.common
     }
 
-    fn reason_of(&self, refused: NotTaken<Box<dyn Job>>) -> (Box<dyn Job>, Reason) {
+    fn reason_of(&self, refused: NotTaken<JobRef>) -> (JobRef, Reason) {
         match refused {
             NotTaken::Closed(job) => (job, Reason::ShutDown),
             NotTaken::Full { full, key_limit } => {
@@ -334,6 +339,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Clone for Executor<K> {
         Self {
             owner: self.owner.clone(),
             shell: Arc::new(self.owner.shell.clone()),
+            listened: self.listened,
         }
     }
 }
@@ -415,15 +421,17 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TaskBuilder<'_, K> {
     }
 
     /// As [`Executor::submit`].
+    #[inline]
     pub fn submit<Tk: Task>(self, task: Tk) -> TaskHandle<K, Tk::Output> {
         let (executor, deadline) = (self.executor, self.deadline);
-        let (cell, alone) = self.cell();
-        let job = Box::new(Tracked::new(task, cell.clone()));
-        let handle = match executor.owner.shell.push(cell.lane(alone), job) {
-            Ok(seq) => TaskHandle::placed(cell, alone, seq),
-            Err(refused) => executor.reject::<Tk>(refused, cell, alone),
+        let (job, unplaced) = self.track(task);
+        let handle = match executor.owner.shell.push(unplaced.lane.clone(), job) {
+            Ok(seq) => unplaced.at(seq),
+            Err(refused) => executor.reject::<Tk>(refused, unplaced),
         };
-        executor.watch_deadline(&handle, deadline);
+        if let Some(deadline) = deadline {
+            executor.watch_deadline(&handle, deadline);
+        }
         handle
     }
 
@@ -433,73 +441,122 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> TaskBuilder<'_, K> {
     /// [`Refused`] with the task when there is no room or the executor was shut down.
     pub fn try_submit<Tk: Task>(self, task: Tk) -> Result<TaskHandle<K, Tk::Output>, Refused<Tk>> {
         let (executor, deadline) = (self.executor, self.deadline);
-        let (cell, alone) = self.cell();
-        let job = Box::new(Tracked::new(task, cell.clone()));
-        match executor.owner.shell.push(cell.lane(alone), job) {
+        let (job, unplaced) = self.track(task);
+        match executor.owner.shell.push(unplaced.lane.clone(), job) {
             Ok(seq) => {
-                let handle = TaskHandle::placed(cell, alone, seq);
-                executor.watch_deadline(&handle, deadline);
+                let handle = unplaced.at(seq);
+                if let Some(deadline) = deadline {
+                    executor.watch_deadline(&handle, deadline);
+                }
                 Ok(handle)
             }
             Err(refused) => {
                 let (job, reason) = executor.reason_of(refused);
-                cell.complete(Status::Rejected(reason.clone()));
-                let task = take_task::<K, Tk>(job);
+                executor.common().count(Kind::Rejected, 1);
+                if let Some(told) = unplaced.task.told() {
+                    told.ended(End::Rejected(&reason), Duration::ZERO);
+                }
+                let task = take_task(job);
                 Err(Refused { task, reason })
             }
         }
     }
 
-    /// Where the result will be, and the number of its lane if it has no key.
-    fn cell<T>(self) -> (Arc<Cell<K, T>>, u64) {
-        let alone = match &self.key {
-            Some(_) => 0,
-            None => ALONE.fetch_add(1, Ordering::Relaxed),
+    /// The job of a task, and what its handle will be.
+    #[inline(always)]
+    fn track<Tk: Task>(self, task: Tk) -> (JobRef, Unplaced<K, Tk::Output>) {
+        let lane = match self.key {
+            Some(key) => Lane::Key(key),
+            None => Lane::Alone(ALONE.fetch_add(1, Ordering::Relaxed)),
         };
         let shell = self.executor.shell.clone();
-        (Cell::new(self.key, self.id, shell), alone)
+        let submitted = shell.now();
+        let told = self.executor.listened.then(|| {
+            let id = self.id.as_ref();
+            self.executor.tell_submitted(&lane, id, submitted)
+        });
+        let (job, task) = tracked(task, told);
+        let unplaced = Unplaced {
+            task,
+            shell,
+            lane,
+            id: self.id.map(Box::new),
+            submitted,
+        };
+        (job, unplaced)
     }
 }
 
+#[inline(always)]
+fn tracked<B: Body>(body: B, told: Option<Arc<dyn Tell>>) -> (JobRef, TaskRef<B::Output>) {
+    let (job, task) = JobRef::with_handle(Tracked::new(body), Cell::new());
+    if let Some(told) = told {
+        task.set_told(told);
+    }
+    (job, task)
+}
+
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
+    /// Tells the listener that somebody wants a task run; answers what tells it more.
+    fn tell_submitted(
+        &self,
+        lane: &Lane<K>,
+        id: Option<&Arc<str>>,
+        submitted: Time,
+    ) -> Arc<dyn Tell> {
+        let told = Told {
+            common: self.owner.shell.work.common.clone(),
+            task: TaskInfo {
+                key: lane.key().cloned(),
+                id: id.cloned(),
+            },
+            submitted,
+        };
+        told.submitted();
+        Arc::new(told)
+    }
+
     /// There is no room: the handler decides, else the policy.
+    #[cold]
     fn reject<Tk: Task>(
         &self,
-        refused: NotTaken<Box<dyn Job>>,
-        cell: Arc<Cell<K, Tk::Output>>,
-        alone: u64,
+        refused: NotTaken<JobRef>,
+        unplaced: Unplaced<K, Tk::Output>,
     ) -> TaskHandle<K, Tk::Output> {
         let closed = matches!(refused, NotTaken::Closed(_));
         let (job, reason) = self.reason_of(refused);
-        if closed {
-            self.owner.shell.work.end(job, Ending::Rejected(reason));
-            return TaskHandle::unplaced(cell);
-        }
-        match self.decide(&cell, &reason) {
-            Ok(Decision::Follow(policy)) => self.follow::<Tk>(policy, job, cell, alone, reason),
-            Ok(Decision::Value(value)) => ended(&cell, job, value_of(value)),
-            Ok(Decision::Fail(error)) => {
-                let status = Status::Failed(TaskError::Failed(error.into()));
-                ended(&cell, job, status)
+        let mut handle = unplaced.at(NOWHERE);
+        let decision = match closed {
+            true => Ok(Decision::Follow(Policy::Discard)),
+            false => self.decide(&handle, &reason),
+        };
+        let ending = match decision {
+            Ok(Decision::Follow(policy)) => {
+                self.follow::<Tk>(policy, job, &mut handle, reason);
+                return handle;
             }
+            Ok(Decision::Value(value)) => Ending::Value(value),
+            Ok(Decision::Fail(error)) => Ending::Failed(TaskError::Failed(error.into())),
             Err(message) => {
                 self.common().panicked("rejection handler", &message);
-                ended(
-                    &cell,
-                    job,
-                    Status::Rejected(Reason::HandlerPanicked(message)),
-                )
+                Ending::Rejected(Reason::HandlerPanicked(message))
             }
-        }
+        };
+        self.owner.shell.work.end(job, ending);
+        handle
     }
 
-    fn decide<T>(&self, cell: &Cell<K, T>, reason: &Reason) -> Result<Decision, String> {
+    fn decide<T: Send>(
+        &self,
+        handle: &TaskHandle<K, T>,
+        reason: &Reason,
+    ) -> Result<Decision, String> {
         let Some(handler) = &self.owner.handler else {
             return Ok(Decision::Follow(self.owner.policy));
         };
         let rejection = Rejection {
-            key: cell.key.clone(),
-            id: cell.id().cloned(),
+            key: handle.key().cloned(),
+            id: handle.id.as_deref().cloned(),
             reason: reason.clone(),
         };
         contain(|| handler(&rejection))
@@ -508,99 +565,97 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     fn follow<Tk: Task>(
         &self,
         policy: Policy,
-        job: Box<dyn Job>,
-        cell: Arc<Cell<K, Tk::Output>>,
-        alone: u64,
+        job: JobRef,
+        handle: &mut TaskHandle<K, Tk::Output>,
         reason: Reason,
-    ) -> TaskHandle<K, Tk::Output> {
+    ) {
+        let work = &self.owner.shell.work;
         match policy {
             Policy::Abort => {
-                let id = cell.id().cloned();
-                ended(&cell, job, Status::Failed(TaskError::NoRoom { id, reason }))
+                let id = handle.id.as_deref().cloned();
+                work.end(job, Ending::Failed(TaskError::NoRoom { id, reason }));
             }
-            Policy::Discard => ended(&cell, job, Status::Rejected(reason)),
-            Policy::CallerRuns => self.caller_runs::<Tk>(job, cell, alone),
-            Policy::RunUnlimited => self.run_unlimited::<Tk>(job, cell),
+            Policy::Discard => work.end(job, Ending::Rejected(reason)),
+            Policy::CallerRuns => self.caller_runs::<Tk>(job, handle),
+            Policy::RunUnlimited => self.run_unlimited(job),
         }
     }
 
-    fn caller_runs<Tk: Task>(
-        &self,
-        job: Box<dyn Job>,
-        old: Arc<Cell<K, Tk::Output>>,
-        alone: u64,
-    ) -> TaskHandle<K, Tk::Output> {
-        let cell = old.again();
-        let mut task = Box::pin(take_task::<K, Tk>(job));
+    fn caller_runs<Tk: Task>(&self, job: JobRef, handle: &mut TaskHandle<K, Tk::Output>) {
+        let told = handle.task().told();
+        let mut task = Box::pin(take_task::<Tk>(job));
         let runtime = self.owner.spawner.clone();
         let run = std::future::poll_fn(move |cx| {
             let _inside = runtime.enter();
             task.as_mut().poll_task(cx)
         });
-        cell.set_caller(Box::pin(run));
-        let called = Box::new(Called::new(cell.clone()));
-        match self.owner.shell.push_over(cell.lane(alone), called) {
-            Ok((seq, _)) => TaskHandle::placed(cell, alone, seq),
-            Err(job) => {
-                let ending = Ending::Rejected(Reason::ShutDown);
-                self.owner.shell.work.end(job, ending);
-                TaskHandle::unplaced(cell)
-            }
+        let (called, task) = tracked(Called::new(), told);
+        task.run_by_caller(Box::pin(run));
+        handle.set_task(task);
+        match self.push_over(handle.place.lane.clone(), called) {
+            Ok((seq, _)) => handle.place.seq = seq,
+            Err(ended) => ended,
         }
     }
 
-    fn run_unlimited<Tk: Task>(
-        &self,
-        job: Box<dyn Job>,
-        cell: Arc<Cell<K, Tk::Output>>,
-    ) -> TaskHandle<K, Tk::Output> {
-        let work = self.owner.shell.work.clone();
-        let mut job = Box::into_pin(job);
-        self.owner.spawner.spawn(async move {
-            let ran = std::future::poll_fn(|cx| job.as_mut().poll(cx, &mut None)).await;
-            work.publish(Finished { job, ran });
-        });
-        TaskHandle::unplaced(cell)
+    /// Takes a place, whether or not there is room; the task ends where the executor was shut down.
+    fn push_over(&self, lane: Lane<K>, job: JobRef) -> Result<(u64, bool), ()> {
+        let shell = &self.owner.shell;
+        shell.push_over(lane, job).map_err(|job| {
+            let ending = Ending::Rejected(Reason::ShutDown);
+            shell.work.end(job, ending);
+        })
     }
 
-    fn watch_deadline<T: Send>(&self, handle: &TaskHandle<K, T>, deadline: Option<Duration>) {
-        let Some(deadline) = deadline else {
-            return;
+    fn run_unlimited(&self, job: JobRef) {
+        let mut run = Unlimited {
+            work: self.owner.shell.work.clone(),
+            job: Some(job),
         };
-        let (cell, place) = (handle.cell.clone(), handle.place);
+        let run = std::future::poll_fn(move |cx| run.poll(cx));
+        self.owner.spawner.spawn(run);
+    }
+
+    fn watch_deadline<T: Send>(&self, handle: &TaskHandle<K, T>, deadline: Duration) {
+        let (task, place) = (handle.task().clone(), handle.place.clone());
         let timer = self.owner.spawner.spawn_abortable(async move {
             tokio::time::sleep(deadline).await;
-            if !place.is_some_and(|place| cell.cancel_at(place, Why::Deadline)) {
-                cell.ask_to_stop(Why::Deadline);
+            if !place.cancel(Why::Deadline) {
+                task.ask_to_stop(Why::Deadline);
             }
         });
-        handle.cell.set_deadline(timer);
+        handle.task().set_deadline(timer);
     }
 }
 
-/// The task of a job that was pushed as [`Tracked`] and came back; there will be no result of it.
-fn take_task<K: Clone + Send + Sync + 'static, Tk: Task>(job: Box<dyn Job>) -> Tk {
-    let job = job.into_any().downcast::<Tracked<K, Tk>>();
-    let mut job = job.expect("what was pushed comes back");
-    job.cell.forget();
-    job.task.take().expect("it never ran")
+/// A task outside all limits. Dropped before its end, because the runtime goes, it ends by that.
+struct Unlimited<K> {
+    work: Arc<Tasks<K>>,
+    job: Option<JobRef>,
 }
 
-fn ended<K, T>(cell: &Arc<Cell<K, T>>, job: Box<dyn Job>, status: Status<T>) -> TaskHandle<K, T>
-where
-    K: Hash + Eq + Clone + Send + Sync + 'static,
-    T: Send + 'static,
-{
-    cell.complete(status);
-    drop(job);
-    TaskHandle::unplaced(cell.clone())
-}
-
-fn value_of<T: 'static>(value: Box<dyn std::any::Any + Send>) -> Status<T> {
-    match value.downcast::<T>() {
-        Ok(value) => Status::Done(*value),
-        Err(_) => Status::Rejected(Reason::WrongType),
+impl<K> Unlimited<K> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let job = self.job.as_mut().expect("polled until it is ready");
+        let ran = ready!(job.poll(cx, &mut None, &self.work.clock));
+        let job = self.job.take().expect("it was there just now");
+        self.work.publish(Finished { job, ran });
+        Poll::Ready(())
     }
+}
+
+impl<K> Drop for Unlimited<K> {
+    fn drop(&mut self) {
+        if let Some(job) = self.job.take() {
+            self.work.end(job, Ending::Cancelled(Why::ShutDown));
+        }
+    }
+}
+
+/// The task of a job that was pushed and came back; there will be no result of it.
+fn take_task<Tk: Task>(job: JobRef) -> Tk {
+    let task = job.into_task().downcast::<Tk>();
+    *task.expect("what was pushed comes back")
 }
 
 /// The future of [`Executor::submit_when_room`].
@@ -654,9 +709,9 @@ where
         let Stage::Waits(handle) = &mut self.stage else {
             unreachable!("it has taken its place");
         };
-        let place = handle.as_ref().and_then(|handle| handle.place);
-        let place = place.expect("polled until it is ready");
-        if shell.poll_room(place.seq, cx).is_pending() {
+        let seq = handle.as_ref().map(|handle| handle.place.seq);
+        let seq = seq.expect("polled until it is ready");
+        if shell.poll_room(seq, cx).is_pending() {
             return Poll::Pending;
         }
         Poll::Ready(handle.take().expect("it was there just now"))
@@ -678,15 +733,10 @@ where
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
     /// Takes a place in the key's order; `true` when there is room for it now.
     fn take_place<Tk: Task>(&self, key: K, task: Tk) -> (TaskHandle<K, Tk::Output>, bool) {
-        let (cell, alone) = self.task(key).cell();
-        let job = Box::new(Tracked::new(task, cell.clone()));
-        match self.owner.shell.push_over(cell.lane(alone), job) {
-            Ok((seq, room)) => (TaskHandle::placed(cell, alone, seq), room),
-            Err(job) => {
-                let ending = Ending::Rejected(Reason::ShutDown);
-                self.owner.shell.work.end(job, ending);
-                (TaskHandle::unplaced(cell), true)
-            }
+        let (job, unplaced) = self.task(key).track(task);
+        match self.push_over(unplaced.lane.clone(), job) {
+            Ok((seq, room)) => (unplaced.at(seq), room),
+            Err(()) => (unplaced.at(NOWHERE), true),
         }
     }
 }

@@ -27,7 +27,7 @@ impl Exported {
         self.live_keys.set(live_keys as f64);
     }
 
-    pub(crate) fn rejected(&self) {
-        self.rejected.increment(1);
+    pub(crate) fn rejected(&self, how_many: usize) {
+        self.rejected.increment(how_many as u64);
     }
 }

@@ -4,12 +4,15 @@ use std::future::Future;
 use std::hash::Hash;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker, ready};
 use std::time::Duration;
 
-use crate::job::{Cell, Ending, Sharer};
-use crate::result::{TaskResult, Why};
-use crate::tasks::Lane;
+use crate::cell::{NEVER, Sharer, TaskRef};
+use crate::job::Ending;
+use crate::lanes::Time;
+use crate::result::{Status, TaskResult, Why};
+use crate::shell::Shell;
+use crate::tasks::{Lane, Tasks};
 
 /// The handle of a submitted task: await it for the [`TaskResult`].
 ///
@@ -21,37 +24,61 @@ where
     K: Hash + Eq + Clone + Send + Sync + 'static,
     T: Send + 'static,
 {
-    pub(crate) cell: Arc<Cell<K, T>>,
-    pub(crate) place: Option<Place>,
-    /// The result was taken: nothing is left to do.
-    taken: bool,
+    /// None once the result was taken.
+    task: Option<TaskRef<T>>,
+    pub(crate) place: Place<K>,
+    pub(crate) id: Option<Box<Arc<str>>>,
+    submitted: Time,
 }
 
-/// Where a task waits, if it was taken.
-#[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) type TaskShell<K> = Arc<Shell<Lane<K>, Tasks<K>>>;
+
+/// Where a task waits.
+#[derive(Clone)]
+pub(crate) struct Place<K> {
+    pub(crate) shell: Arc<TaskShell<K>>,
+    pub(crate) lane: Lane<K>,
+    /// Its sequence, or [`NOWHERE`].
     pub(crate) seq: u64,
-    /// The number of its lane, if it has no key.
-    pub(crate) alone: u64,
 }
 
-impl<K, T> Cell<K, T>
+/// Of a task that waits in no lane.
+pub(crate) const NOWHERE: u64 = u64::MAX;
+
+impl<K: Hash + Eq + Clone + Send + Sync + 'static> Place<K> {
+    /// Takes the task out if it still waits.
+    pub(crate) fn cancel(&self, why: Why) -> bool {
+        let end = |job| self.shell.work.end(job, Ending::Cancelled(why));
+        self.seq != NOWHERE && self.shell.cancel(&self.lane, self.seq, end)
+    }
+}
+
+/// A handle of which it is not known yet where its task waits.
+pub(crate) struct Unplaced<K, T: Send + 'static> {
+    pub(crate) task: TaskRef<T>,
+    pub(crate) shell: Arc<TaskShell<K>>,
+    pub(crate) lane: Lane<K>,
+    pub(crate) id: Option<Box<Arc<str>>>,
+    pub(crate) submitted: Time,
+}
+
+impl<K, T> Unplaced<K, T>
 where
     K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
 {
-    /// The task's lane: its key's, or the one of this number.
-    pub(crate) fn lane(&self, alone: u64) -> Lane<K> {
-        match &self.key {
-            Some(key) => Lane::Key(key.clone()),
-            None => Lane::Alone(alone),
+    #[inline(always)]
+    pub(crate) fn at(self, seq: u64) -> TaskHandle<K, T> {
+        TaskHandle {
+            task: Some(self.task),
+            place: Place {
+                shell: self.shell,
+                lane: self.lane,
+                seq,
+            },
+            id: self.id,
+            submitted: self.submitted,
         }
-    }
-
-    /// Takes the task out if it still waits.
-    pub(crate) fn cancel_at(&self, place: Place, why: Why) -> bool {
-        let end = |job| self.shell.work.end(job, Ending::Cancelled(why));
-        let lane = self.lane(place.alone);
-        self.shell.cancel(&lane, place.seq, end)
     }
 }
 
@@ -60,48 +87,45 @@ where
     K: Hash + Eq + Clone + Send + Sync + 'static,
     T: Send + 'static,
 {
-    pub(crate) fn placed(cell: Arc<Cell<K, T>>, alone: u64, seq: u64) -> Self {
-        Self {
-            cell,
-            place: Some(Place { seq, alone }),
-            taken: false,
-        }
+    /// The task, whose result was not taken.
+    pub(crate) fn task(&self) -> &TaskRef<T> {
+        let task = self.task.as_ref();
+        task.expect("polled after its result was taken")
     }
 
-    /// Of a task that waits in no lane.
-    pub(crate) fn unplaced(cell: Arc<Cell<K, T>>) -> Self {
-        Self {
-            cell,
-            place: None,
-            taken: false,
-        }
+    /// Another takes the task's place.
+    pub(crate) fn set_task(&mut self, task: TaskRef<T>) {
+        self.task = Some(task);
     }
 
-    /// The key it was submitted under; `None` for a keyless task.
+    /// The key it was submitted under; `None` for a keyless task, and once the result was taken, which
+    /// has the key then.
     pub fn key(&self) -> Option<&K> {
-        self.cell.key.as_ref()
+        self.place.lane.key()
     }
 
     /// The id it was given, if any.
     pub fn id(&self) -> Option<&str> {
-        self.cell.id().map(|id| &**id)
+        self.id.as_ref().map(|id| &***id)
     }
 
     /// Whether the result is there.
     pub fn is_done(&self) -> bool {
-        self.cell.is_seen()
+        self.task.as_ref().is_none_or(|task| task.is_seen())
     }
 
     /// Cancels the task: waiting, it leaves its lane at once; running, it is stopped at its next
     /// await, and its permits are free as soon as it has stopped. `false` if it has ended.
     pub fn cancel(&self) -> bool {
-        self.cancel_if_waiting() || self.cell.ask_to_stop(Why::Asked)
+        let Some(task) = &self.task else {
+            return false;
+        };
+        self.cancel_if_waiting() || task.ask_to_stop(Why::Asked)
     }
 
     /// Cancels the task only if it has not started.
     pub fn cancel_if_waiting(&self) -> bool {
-        self.place
-            .is_some_and(|place| self.cell.cancel_at(place, Why::Asked))
+        self.place.cancel(Why::Asked)
     }
 
     /// Waits at most this long. After that the result is `Cancelled(WaitedLongEnough)`, and the
@@ -109,10 +133,10 @@ where
     ///
     /// Cancel-safe.
     pub async fn wait_timeout(&mut self, most: Duration) -> TaskResult<K, T> {
-        let shell = self.cell.shell.clone();
+        let shell = self.place.shell.clone();
         match shell.timeout(most, &mut *self).await {
             Ok(result) => result,
-            Err(()) => self.cell.waited_long_enough(),
+            Err(()) => self.waited_long_enough(),
         }
     }
 
@@ -128,8 +152,43 @@ where
         }
     }
 
-    fn assert_not_taken(&self) {
-        assert!(!self.taken, "polled after its result was taken");
+    /// Whether the task needs its handle to run.
+    pub(crate) fn needs_caller(&self) -> bool {
+        self.task.as_ref().is_some_and(|task| task.needs_caller())
+    }
+
+    /// A result for somebody who does not want to wait longer.
+    fn waited_long_enough(&self) -> TaskResult<K, T> {
+        let status = Status::Cancelled(Why::WaitedLongEnough);
+        let started = self.task().started();
+        self.result(self.key().cloned(), status, started, NEVER)
+    }
+
+    /// `ended` is when it did; [`NEVER`] says now.
+    #[inline]
+    fn result(
+        &self,
+        key: Option<K>,
+        status: Status<T>,
+        started: Option<Time>,
+        ended: Time,
+    ) -> TaskResult<K, T> {
+        let clock = &self.place.shell.clock;
+        let ended = match ended {
+            NEVER => clock.now(),
+            ended => ended,
+        };
+        let begun = started.unwrap_or(ended);
+        let instant = |time| clock.instant_of(time).into_std();
+        TaskResult {
+            key,
+            id: self.id.as_deref().cloned(),
+            status,
+            started: started.map(instant),
+            ended: instant(ended),
+            waited: begun.since(self.submitted),
+            ran: ended.since(begun),
+        }
     }
 
     /// A handle that can be cloned and awaited by many.
@@ -158,7 +217,7 @@ where
     T: Send + 'static,
 {
     fn drop(&mut self) {
-        if !self.taken && self.cell.needs_caller() {
+        if self.needs_caller() {
             self.cancel();
         }
     }
@@ -174,10 +233,17 @@ where
     /// # Panics
     /// When polled again after the result was taken.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.assert_not_taken();
-        let polled = self.cell.poll_result(cx);
-        self.taken = polled.is_ready();
-        polled
+        let this = &mut *self;
+        let task = this.task.as_mut();
+        let task = task.expect("polled after its result was taken");
+        let seen = match task.take_alone() {
+            Some(seen) => seen,
+            None => ready!(task.poll_seen(|slow| slow.wait(cx.waker()))),
+        };
+        let started = task.started();
+        this.task = None;
+        let key = this.place.lane.take_key();
+        Poll::Ready(this.result(key, seen.outcome.into_status(), started, seen.at))
     }
 }
 
@@ -216,9 +282,9 @@ where
     ///
     /// Cancel-safe.
     pub async fn wait_timeout(&self, most: Duration) -> TaskResult<K, T> {
-        match self.cell.shell.timeout(most, self.clone()).await {
+        match self.place.shell.timeout(most, self.clone()).await {
             Ok(result) => result,
-            Err(()) => self.cell.waited_long_enough(),
+            Err(()) => self.waited_long_enough(),
         }
     }
 }
@@ -243,7 +309,7 @@ where
 {
     fn drop(&mut self) {
         if let Some(sharer) = self.sharer {
-            self.handle.cell.leave(sharer);
+            self.handle.task().leave(sharer);
         }
     }
 }
@@ -271,8 +337,10 @@ where
     /// When the result was taken before the handle was shared.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { handle, sharer } = self.get_mut();
-        handle.assert_not_taken();
-        handle.cell.poll_shared(cx, sharer)
+        let task = handle.task();
+        let (status, ended) = ready!(task.poll_shared(cx, sharer));
+        let key = handle.key().cloned();
+        Poll::Ready(handle.result(key, status, task.started(), ended))
     }
 }
 

@@ -223,7 +223,7 @@ where
 
     /// The instant of a [`Time`] in a [`LaneState`].
     pub fn instant(&self, time: Time) -> Instant {
-        self.shell.instant_of(time)
+        self.shell.clock.instant_of(time)
     }
 
     /// The keys that have something waiting or running, or are paused: costs O(keys).
@@ -322,32 +322,7 @@ impl<K, J, H> Jobs<K, J, H> {
 }
 
 /// One job under way.
-pub(crate) struct RunJob<J> {
-    run: Option<Pin<Box<dyn Future<Output = Reply<J>> + Send>>>,
-}
-
-impl<J> Future for RunJob<J> {
-    type Output = Ended<J, String>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let run = self.run.as_mut().expect("polled until it is ready");
-        let reply = match contain(|| run.as_mut().poll(cx)) {
-            Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(reply)) => reply,
-            Err(message) => return Poll::Ready(Ended::Done(Some(message))),
-        };
-        Poll::Ready(match reply {
-            Reply::Done => Ended::Done(None),
-            Reply::Hold { job, until } => Ended::Hold {
-                job: Box::new(job),
-                hold: until.map_or(Until::Released, Until::At),
-            },
-            Reply::Flush { job } => Ended::Flush {
-                job: job.map(Box::new),
-            },
-        })
-    }
-}
+pub(crate) struct RunJob<J>(Pin<Box<dyn Future<Output = Reply<J>> + Send>>);
 
 impl<K, J, H> Types for Jobs<K, J, H> {
     type Job = J;
@@ -374,9 +349,31 @@ where
 
     fn start(&self, job: J, slot: usize) -> RunJob<J> {
         let handler = self.handler.clone();
-        RunJob {
-            run: Some(Box::pin(async move { handler.handle(job, slot).await })),
-        }
+        RunJob(Box::pin(async move { handler.handle(job, slot).await }))
+    }
+
+    fn poll(
+        &self,
+        mut run: RunJob<J>,
+        cx: &mut Context<'_>,
+        before: &mut Option<Time>,
+    ) -> Result<Ended<J, String>, RunJob<J>> {
+        *before = None;
+        let reply = match contain(|| run.0.as_mut().poll(cx)) {
+            Ok(Poll::Pending) => return Err(run),
+            Ok(Poll::Ready(reply)) => reply,
+            Err(message) => return Ok(Ended::Done(Some(message))),
+        };
+        Ok(match reply {
+            Reply::Done => Ended::Done(None),
+            Reply::Hold { job, until } => Ended::Hold {
+                job: Box::new(job),
+                hold: until.map_or(Until::Released, Until::At),
+            },
+            Reply::Flush { job } => Ended::Flush {
+                job: job.map(Box::new),
+            },
+        })
     }
 
     fn fetch(&self, _: &J) {}

@@ -128,12 +128,16 @@
 //! many jobs and one function; [`lanes`] for the rule itself, as plain data without a runtime.
 
 mod builder;
+mod caller;
+mod cell;
+mod clock;
 mod executor;
 #[cfg(feature = "metrics")]
 mod export;
 mod handle;
 mod handler;
 mod job;
+mod joint;
 pub mod lanes;
 mod listener;
 mod permits;
@@ -147,6 +151,7 @@ mod stats;
 mod stops;
 mod task;
 mod tasks;
+mod tracked;
 
 pub use builder::{BuildErrors, Builder};
 pub use executor::{Executor, Left, Mode, SubmitWhenRoom, TaskBuilder};

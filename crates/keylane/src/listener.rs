@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::lanes::Time;
 use crate::result::{Kind, Reason, Why};
 use crate::rt::contain;
 use crate::task::TaskError;
@@ -52,6 +53,49 @@ pub trait Listener<K>: Send + Sync + 'static {
     }
 }
 
+/// Tells a listener of one task, whatever its key is.
+pub(crate) trait Tell: Send + Sync {
+    fn submitted(&self);
+    fn started(&self, at: Time);
+    fn ended(&self, end: End<'_>, ran: Duration);
+}
+
+/// What a listener hears of how a task ended.
+pub(crate) enum End<'a> {
+    Done,
+    Failed(&'a TaskError),
+    Cancelled(Why),
+    Rejected(&'a Reason),
+}
+
+pub(crate) struct Told<K> {
+    pub(crate) common: Arc<Common<K>>,
+    pub(crate) task: TaskInfo<K>,
+    pub(crate) submitted: Time,
+}
+
+impl<K: Send + Sync + 'static> Tell for Told<K> {
+    fn submitted(&self) {
+        self.common.tell(|listener| listener.submitted(&self.task));
+    }
+
+    fn started(&self, at: Time) {
+        let waited = at.since(self.submitted);
+        self.common
+            .tell(|listener| listener.started(&self.task, waited));
+    }
+
+    fn ended(&self, end: End<'_>, ran: Duration) {
+        let task = &self.task;
+        self.common.tell(|listener| match end {
+            End::Done => listener.completed(task, Ok(()), ran),
+            End::Failed(error) => listener.completed(task, Err(error), ran),
+            End::Cancelled(why) => listener.cancelled(task, why),
+            End::Rejected(reason) => listener.rejected(task, reason),
+        });
+    }
+}
+
 /// What all tasks of an executor share: its name, its listener, its counters.
 pub(crate) struct Common<K> {
     pub(crate) name: Arc<str>,
@@ -94,17 +138,17 @@ impl<K> Common<K> {
         tracing::error!(executor = &*self.name, "a {who} panicked: {message}");
     }
 
-    pub(crate) fn count(&self, kind: Kind) {
+    pub(crate) fn count(&self, kind: Kind, how_many: usize) {
         let counter = match kind {
             Kind::Done => &self.done,
             Kind::Failed => &self.failed,
             Kind::Cancelled => &self.cancelled,
             Kind::Rejected => &self.rejected,
         };
-        counter.fetch_add(1, Ordering::Relaxed);
+        counter.fetch_add(how_many as u64, Ordering::Relaxed);
         #[cfg(feature = "metrics")]
         if kind == Kind::Rejected {
-            self.exported.rejected();
+            self.exported.rejected(how_many);
         }
     }
 }

@@ -113,7 +113,7 @@ where
     T: Send + 'static,
 {
     fn new(handles: Vec<TaskHandle<K, T>>) -> Self {
-        let needs_caller = |(_, handle): &(usize, &TaskHandle<K, T>)| handle.cell.needs_caller();
+        let needs_caller = |(_, handle): &(usize, &TaskHandle<K, T>)| handle.needs_caller();
         let callers = handles
             .iter()
             .enumerate()

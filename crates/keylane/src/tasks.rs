@@ -1,15 +1,15 @@
 //! How the shell runs tasks.
 
-use std::future::Future;
 use std::hash::{Hash, Hasher};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::job::{Ending, Job, Ran};
+use crate::clock::Clock;
+use crate::job::{Ending, Ran};
+use crate::joint::JobRef;
 use crate::lanes::{Spec, Time};
 use crate::listener::Common;
-use crate::result::Why;
+use crate::result::{Kind, Why};
 use crate::rules::{KeyRules, LiveLimits};
 use crate::shell::{Ended, Flushing, Stop, Types, Until, Work};
 
@@ -18,6 +18,23 @@ use crate::shell::{Ended, Flushing, Stop, Types, Until, Work};
 pub(crate) enum Lane<K> {
     Key(K),
     Alone(u64),
+}
+
+impl<K> Lane<K> {
+    pub(crate) fn key(&self) -> Option<&K> {
+        match self {
+            Self::Key(key) => Some(key),
+            Self::Alone(_) => None,
+        }
+    }
+
+    /// The key, which is no longer in here then.
+    pub(crate) fn take_key(&mut self) -> Option<K> {
+        match std::mem::replace(self, Self::Alone(0)) {
+            Self::Key(key) => Some(key),
+            Self::Alone(_) => None,
+        }
+    }
 }
 
 impl<K: Hash> Hash for Lane<K> {
@@ -29,79 +46,63 @@ impl<K: Hash> Hash for Lane<K> {
     }
 }
 
-/// Runs boxed tasks.
+/// Runs tasks.
 pub(crate) struct Tasks<K> {
     pub(crate) common: Arc<Common<K>>,
     pub(crate) rules: KeyRules<K>,
     pub(crate) limits: LiveLimits,
+    pub(crate) clock: Clock,
 }
 
 impl<K> Tasks<K> {
-    /// Ends a task that never ran.
-    pub(crate) fn end(&self, job: Box<dyn Job>, ending: Ending) {
-        self.note_panic(&job.end(ending));
+    /// Ends a task like this, and lets that be seen.
+    pub(crate) fn end(&self, mut job: JobRef, ending: Ending) {
+        let ran = job.end(ending, self.clock.now());
+        self.publish(Finished { job, ran });
     }
 
-    /// Lets the result of a task be seen.
+    /// Counts a task that ended, and lets its result be seen.
     pub(crate) fn publish(&self, finished: Finished) {
-        self.note_panic(&finished.ran);
-        finished.job.publish();
+        if let Some(kind) = finished.ran.kind() {
+            self.common.count(kind, 1);
+        }
+        self.let_see(finished);
     }
 
-    fn note_panic(&self, ran: &Ran) {
-        if let Ran::Panicked(message) = ran {
+    fn let_see(&self, finished: Finished) {
+        if let Some(message) = finished.ran.panicked() {
             self.common.panicked("task", message);
         }
+        finished.job.publish();
     }
 }
 
 /// One task under way.
 pub(crate) struct RunTask {
-    job: Option<Pin<Box<dyn Job>>>,
+    job: JobRef,
     /// None unless somebody looks at it.
     span: Option<Box<tracing::Span>>,
 }
 
 /// A task that ended, its result not yet seen by anybody.
 pub(crate) struct Finished {
-    pub(crate) job: Pin<Box<dyn Job>>,
+    pub(crate) job: JobRef,
     pub(crate) ran: Ran,
 }
 
-/// What remains to be done for a task that ended; nothing, where nobody waits for its result.
-#[inline]
-fn finished(job: Pin<Box<dyn Job>>, ran: Ran) -> Option<Finished> {
-    let nothing = matches!(ran, Ran::Well) && !job.has_result();
-    (!nothing).then_some(Finished { job, ran })
-}
-
-impl RunTask {
+impl Finished {
+    /// Whether anything remains to be done; nothing does where nobody waits for the result.
     #[inline]
-    fn poll_job(
-        &mut self,
-        cx: &mut Context<'_>,
-        before: &mut Option<Time>,
-    ) -> Poll<Ended<Box<dyn Job>, Finished>> {
-        let _entered = self.span.as_ref().map(|span| span.enter());
-        let job = self.job.as_mut().expect("polled until it is ready");
-        let Poll::Ready(ran) = job.as_mut().poll(cx, before) else {
-            return Poll::Pending;
-        };
-        let job = self.job.take().expect("it was there just now");
-        Poll::Ready(Ended::Done(finished(job, ran)))
-    }
-}
-
-impl Future for RunTask {
-    type Output = Ended<Box<dyn Job>, Finished>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.poll_job(cx, &mut None)
+    fn remains(self) -> Option<Self> {
+        match self.ran {
+            Ran::Unseen => None,
+            Ran::Done | Ran::Other(_) => Some(self),
+        }
     }
 }
 
 impl<K> Types for Tasks<K> {
-    type Job = Box<dyn Job>;
+    type Job = JobRef;
     type Run = RunTask;
     type After = Finished;
 }
@@ -117,19 +118,26 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
     fn start(&self, job: Self::Job, slot: usize) -> RunTask {
         let span = tracing::debug_span!("task", executor = &*self.common.name, slot);
         RunTask {
-            job: Some(Box::into_pin(job)),
+            job,
             span: (!span.is_none()).then(|| Box::new(span)),
         }
     }
 
-    #[inline]
-    fn poll_first(
+    #[inline(always)]
+    fn poll(
         &self,
-        run: &mut RunTask,
+        mut run: RunTask,
         cx: &mut Context<'_>,
         before: &mut Option<Time>,
-    ) -> Poll<Ended<Self::Job, Finished>> {
-        run.poll_job(cx, before)
+    ) -> Result<Ended<Self::Job, Finished>, RunTask> {
+        let polled = {
+            let _entered = run.span.as_ref().map(|span| span.enter());
+            run.job.poll(cx, before, &self.clock)
+        };
+        match polled {
+            Poll::Pending => Err(run),
+            Poll::Ready(ran) => Ok(Ended::Done(Finished { job: run.job, ran }.remains())),
+        }
     }
 
     fn fetch(&self, job: &Self::Job) {
@@ -141,18 +149,30 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
     }
 
     fn stops_by_itself(&self, run: &RunTask, stop: Stop) -> bool {
-        let job = run.job.as_ref().expect("an ended run is not stopped");
-        job.stops_by_itself(why(stop))
+        run.job.stops_by_itself(why(stop))
     }
 
     fn abandon(&self, run: RunTask, stop: Stop) -> Option<Finished> {
-        let mut job = run.job.expect("an ended run is not abandoned");
-        let ran = job.as_mut().stop(why(stop));
-        finished(job, ran)
+        let mut job = run.job;
+        let ran = job.end(Ending::Cancelled(why(stop)), self.clock.now());
+        Finished { job, ran }.remains()
+    }
+
+    fn before_after(&self, finished: &[Finished]) {
+        let mut done = 0;
+        for kind in finished.iter().filter_map(|finished| finished.ran.kind()) {
+            match kind {
+                Kind::Done => done += 1,
+                other => self.common.count(other, 1),
+            }
+        }
+        if done > 0 {
+            self.common.count(Kind::Done, done);
+        }
     }
 
     fn after(&self, finished: Finished) {
-        self.publish(finished);
+        self.let_see(finished);
     }
 
     fn panicked(&self, who: &str, message: &str) {

@@ -22,7 +22,11 @@ const SHELL_SUBMIT: &str = "crates/keylane/src/shell/submit.rs";
 const STOPS: &str = "crates/keylane/src/stops.rs";
 const RULES: &str = "crates/keylane/src/rules.rs";
 const EXECUTOR: &str = "crates/keylane/src/executor.rs";
-const JOB: &str = "crates/keylane/src/job.rs";
+const CALLER: &str = "crates/keylane/src/caller.rs";
+const CELL: &str = "crates/keylane/src/cell.rs";
+const JOINT: &str = "crates/keylane/src/joint.rs";
+const TASKS: &str = "crates/keylane/src/tasks.rs";
+const TRACKED: &str = "crates/keylane/src/tracked.rs";
 const PERMITS: &str = "crates/keylane/src/permits.rs";
 const RT: &str = "crates/keylane/src/rt.rs";
 
@@ -1020,9 +1024,9 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "result-before-its-permit-is-free",
         invariant: "L5",
-        file: JOB,
-        find: "        this.cell.set_status(status);\n        Poll::Ready(ran.and",
-        replace: "        this.cell.complete(status);\n        Poll::Ready(ran.and",
+        file: TASKS,
+        find: "            Poll::Ready(ran) => Ok(Ended::Done(Finished { job: run.job, ran }.remains())),",
+        replace: "            Poll::Ready(ran) => {\n                self.publish(Finished { job: run.job, ran });\n                Ok(Ended::Done(None))\n            }",
         test: SHUTTLE,
     },
     Mutation {
@@ -1165,8 +1169,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "start-at-once-beside-its-lane",
         invariant: "L3",
         file: LANES,
-        find: "        if !found.is_new() || self.index.find(found.hash, same).is_some() {",
-        replace: "        if !found.is_new() {\n            let _ = same;",
+        find: "        found.is_new() && self.index.find(found.hash, same).is_none()",
+        replace: "        let _ = same;\n        found.is_new()",
         test: ORDERED,
     },
     Mutation {
@@ -1237,8 +1241,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "what-was-taken-first-goes-in-last",
         invariant: "L1",
         file: SHELL_SUBMIT,
-        find: "        self.push_taken(usize::MAX, all_wait);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX, all_wait);",
-        replace: "        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX, all_wait);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX, all_wait);",
+        find: "        self.push_taken(usize::MAX, push);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX, push);",
+        replace: "        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX, push);\n        std::mem::swap(&mut self.taken, &mut inbox.queue);\n        self.push_taken(usize::MAX, push);",
         test: SHUTTLE,
     },
     Mutation {
@@ -1252,9 +1256,9 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "caller-is-stopped-in-the-middle-of-a-poll",
         invariant: "L3",
-        file: JOB,
-        find: "            if self.cell.is_polled() {",
-        replace: "            if self.cell.is_polled() && why == Why::ItSaid {",
+        file: TRACKED,
+        find: "            if B::is_busy(cell) {",
+        replace: "            if B::is_busy(cell) && why == Why::ItSaid {",
         test: SHUTTLE,
     },
     Mutation {
@@ -1268,57 +1272,57 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "cancel-before-the-first-poll-is-lost",
         invariant: "L4",
-        file: JOB,
-        find: "        state.rare().cancel.get_or_insert(why);\n        self.submitted.ask();",
-        replace: "        if matches!(state.stage, CellStage::Open(Some(_))) {\n            state.rare().cancel.get_or_insert(why);\n            self.submitted.ask();\n        }",
+        file: CELL,
+        find: "        slow.rare().cancel.get_or_insert(why);\n        self.state.ask();",
+        replace: "        if slow.driver.is_some() {\n            slow.rare().cancel.get_or_insert(why);\n            self.state.ask();\n        }",
         test: SHUTTLE,
     },
     Mutation {
         name: "callers-turn-comes-unseen",
         invariant: "L6",
-        file: JOB,
-        find: "        let mut state = lock(&self.state);\n        if let Some(seen) = state.take_seen() {\n            return Poll::Ready(seen);\n        }\n        let old = wait(&mut state);\n        drop(state);\n        drop(old);\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller();\n        Poll::Pending",
-        replace: "        self.poll_as_caller();\n        let mut state = lock(&self.state);\n        if let Some(seen) = state.take_seen() {\n            return Poll::Ready(seen);\n        }\n        let old = wait(&mut state);\n        drop(state);\n        drop(old);\n        Poll::Pending",
+        file: CELL,
+        find: "        let mut slow = lock(&self.slow);\n        if let Some(seen) = self.take_result() {\n            return Poll::Ready(seen);\n        }\n        let old = wait(&mut slow);\n        drop(slow);\n        drop(old);\n        if self.state.be_waited_for()\n            && let Some(seen) = self.take_locked()\n        {\n            return Poll::Ready(seen);\n        }\n        // Only now: a turn that comes a moment later finds somebody to wake.\n        self.poll_as_caller();\n        Poll::Pending",
+        replace: "        self.poll_as_caller();\n        let mut slow = lock(&self.slow);\n        if let Some(seen) = self.take_result() {\n            return Poll::Ready(seen);\n        }\n        let old = wait(&mut slow);\n        drop(slow);\n        drop(old);\n        if self.state.be_waited_for()\n            && let Some(seen) = self.take_locked()\n        {\n            return Poll::Ready(seen);\n        }\n        Poll::Pending",
         test: SHUTTLE,
     },
     Mutation {
         name: "caller-run-task-wakes-only-who-polled-it",
         invariant: "L6",
-        file: JOB,
-        find: "        let mut cx = Context::from_waker(&run.wakes);",
-        replace: "        let latest = lock(&self.state).rare().sharers.values().next_back().cloned();\n        let latest = latest.unwrap_or_else(|| run.wakes.clone());\n        let mut cx = Context::from_waker(&latest);",
+        file: CALLER,
+        find: "        let mut cx = Context::from_waker(&wakes);",
+        replace: "        let latest = lock(&self.slow).take_waiting().last().unwrap_or(wakes);\n        let mut cx = Context::from_waker(&latest);",
         test: REJECTION,
     },
     Mutation {
         name: "caller-run-task-woken-in-a-poll-wakes-nobody",
         invariant: "L6",
-        file: JOB,
-        find: "        let waiting = woken.then(|| state.take_waiting());",
-        replace: "        let waiting = (woken && false).then(|| state.take_waiting());",
+        file: CALLER,
+        find: "        let waiting = woken.then(|| slow.take_waiting());",
+        replace: "        let waiting = (woken && false).then(|| slow.take_waiting());",
         test: REJECTION,
     },
     Mutation {
         name: "callers-turn-ends-before-its-remains",
         invariant: "L3",
-        file: JOB,
-        find: "                Caller::Ran(status_of(verdict), Ran::dropping(|| drop(run)))",
-        replace: "                self.end_turn(Caller::Ran(status_of(verdict), Ran::Well));\n                return drop(run);",
+        file: CALLER,
+        find: "                Caller::Ran(status_of(verdict), Panicked::dropping(|| drop(run)))",
+        replace: "                self.end_turn(Caller::Ran(status_of(verdict), Panicked::default()));\n                return drop(run);",
         test: REJECTION,
     },
     Mutation {
         name: "blocking-work-begins-although-it-was-cancelled",
         invariant: "L11",
-        file: JOB,
-        find: "            && (Tk::STOPS_WHEN_DROPPED || self.stage == Stage::Waits)",
-        replace: "            && Tk::STOPS_WHEN_DROPPED",
+        file: TRACKED,
+        find: "            && (B::STOPS_WHEN_DROPPED || !begun)",
+        replace: "            && B::STOPS_WHEN_DROPPED",
         test: HANDLES,
     },
     Mutation {
         name: "value-is-cloned-under-the-lock",
         invariant: "L4",
-        file: JOB,
-        find: "        let status = outcome.to_status();\n        drop(lent);",
-        replace: "        let held = lock(&self.state);\n        let status = outcome.to_status();\n        drop(held);\n        drop(lent);",
+        file: CELL,
+        find: "            (seen.outcome.to_status(), seen.at)",
+        replace: "            let held = lock(&self.slow);\n            let status = seen.outcome.to_status();\n            drop(held);\n            (status, seen.at)",
         test: HANDLES,
     },
     Mutation {
@@ -1332,9 +1336,41 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "timer-of-a-task-that-has-ended",
         invariant: "L8",
-        file: JOB,
-        find: "            drop(state);\n            timer.abort();",
-        replace: "            drop(state);\n            drop(timer);",
+        file: CELL,
+        find: "            timer.abort();\n        }\n    }",
+        replace: "            drop(timer);\n        }\n    }",
+        test: HANDLES,
+    },
+    Mutation {
+        name: "result-comes-between-a-look-and-a-wait",
+        invariant: "L6",
+        file: CELL,
+        find: "        if self.state.be_waited_for()\n            && let",
+        replace: "        if self.state.be_waited_for()\n            && std::hint::black_box(false)\n            && let",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "result-is-handed-over-past-who-waits",
+        invariant: "L6",
+        file: JOINT,
+        find: "        if old & (Self::WAITED | Self::RARE) != 0 || Self::owners(old) == 1 {",
+        replace: "        if old & Self::RARE != 0 || Self::owners(old) == 1 {",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "last-owner-frees-nothing",
+        invariant: "L8",
+        file: JOINT,
+        find: "        self.is_alone() || Self::owners(self.0.fetch_sub(Self::OWNER, Ordering::AcqRel)) == 1",
+        replace: "        self.0.fetch_sub(Self::OWNER, Ordering::AcqRel);\n        false",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "result-is-taken-from-who-clones-it",
+        invariant: "L4",
+        file: CELL,
+        find: "        let mut slow = lock(&self.task.slow);\n        if let Some(seen) = self.seen.take() {",
+        replace: "        let mut slow = lock(&self.task.slow);\n        if let Some(seen) = self.seen.take().filter(|_| false) {",
         test: HANDLES,
     },
     Mutation {
@@ -1389,7 +1425,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "runner-in-a-long-poll-is-waited-for",
         invariant: "L6",
         file: SHELL_RELIEF,
-        find: "        if self.turns.load(Ordering::Relaxed) == turns && called.replace(turns) != Some(turns) {",
+        find: "        if self.pace.0.turns.load(Ordering::Relaxed) == turns\n            && called.replace(turns) != Some(turns)\n        {",
         replace: "        if turns == u32::MAX {",
         test: ORDERED,
     },

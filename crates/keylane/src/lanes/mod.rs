@@ -500,7 +500,10 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             return Err((key, job));
         }
         let found = self.fetch_for(self.hasher.hash_one(&key));
-        self.start_found(key, found, job)
+        match self.may_start_found(found) {
+            true => Ok((self.start_found(key, found), job)),
+            false => Err((key, job)),
+        }
     }
 
     /// Whether the job of a key without a lane would be the next to start.
@@ -512,20 +515,18 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             && !self.needs_clock()
     }
 
-    /// As [`Self::start_new`], after [`Self::may_start_new`] and with what [`Self::fetch_for`]
-    /// answered; no lane may have gone since.
+    /// Whether a key that this was answered for still has no lane. Another key's with the same hash is as
+    /// good a reason to push.
     #[inline]
-    pub(crate) fn start_found(
-        &mut self,
-        key: K,
-        found: Found,
-        job: J,
-    ) -> Result<(Ticket, J), (K, J)> {
-        // Its lane may have come since; another key's with the same hash is as good a reason to push.
+    pub(crate) fn may_start_found(&self, found: Found) -> bool {
         let same = |&index: &u32| self.lanes[index].hash == found.hash;
-        if !found.is_new() || self.index.find(found.hash, same).is_some() {
-            return Err((key, job));
-        }
+        found.is_new() && self.index.find(found.hash, same).is_none()
+    }
+
+    /// As [`Self::start_new`], after [`Self::may_start_new`] and [`Self::may_start_found`] with what
+    /// [`Self::fetch_for`] answered; no lane may have gone since.
+    #[inline]
+    pub(crate) fn start_found(&mut self, key: K, found: Found) -> Ticket {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.visited += 1;
@@ -535,7 +536,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         lane.turn_used = 1;
         lane.started = self.turns.served_alone();
         let slot = self.running.insert(index, seq);
-        Ok((Ticket { slot, seq }, job))
+        Ticket { slot, seq }
     }
 
     fn push_into(&mut self, index: u32, job: J) -> Result<ItemId, Full<J>> {
@@ -1394,15 +1395,16 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             }
             return;
         }
-        let gone = self.lanes.remove(index);
-        if let Some(place) = gone.extra.and_then(|extra| extra.wants_room) {
+        let (hash, tenant, go) = (lane.hash, lane.tenant, lane.go);
+        self.dormant -= usize::from(lane.dormant);
+        if let Some(place) = lane.extra.as_ref().and_then(|extra| extra.wants_room) {
             self.want_room.remove(&place);
         }
-        self.dormant -= usize::from(gone.dormant);
-        self.go -= gone.go as usize;
-        self.turns.leave(gone.tenant);
-        let entry = self.index.find_entry(gone.hash, |&other| other == index);
+        self.go -= go as usize;
+        self.turns.leave(tenant);
+        let entry = self.index.find_entry(hash, |&other| other == index);
         entry.expect("every lane is in the index").remove();
+        self.lanes.remove(index);
         self.shrink_index();
     }
 

@@ -114,9 +114,9 @@ impl Turns {
         let tenant = &mut self.tenants[index];
         tenant.lanes -= 1;
         if tenant.lanes == 0 {
-            let gone = self.tenants.remove(index);
-            self.names
-                .remove(&gone.name.expect("tenant 0 never leaves"));
+            let name = tenant.name.take().expect("tenant 0 never leaves");
+            self.names.remove(&name);
+            self.tenants.remove(index);
         }
     }
 

@@ -54,11 +54,14 @@ where
     }
 
     fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
-        let (run, _) = self.run.as_mut().expect("polled until it is ready");
-        match Pin::new(run).poll(cx) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(ended) => {
-                let ticket = self.take_run().1;
+        let (run, ticket) = self.run.take().expect("polled until it is ready");
+        match self.shell.work.poll(run, cx, &mut None) {
+            Err(run) => {
+                self.run = Some((run, ticket));
+                Poll::Pending
+            }
+            Ok(ended) => {
+                self.forget(&ticket);
                 Poll::Ready((ticket, ended))
             }
         }
@@ -67,10 +70,15 @@ where
     /// The run is over, or is to be.
     fn take_run(&mut self) -> (W::Run, Ticket) {
         let (run, ticket) = self.run.take().expect("it is not over yet");
-        if std::mem::take(&mut self.registered) {
-            self.shell.stops.forget(&ticket);
-        }
+        self.forget(&ticket);
         (run, ticket)
+    }
+
+    /// Nobody has to be able to wake it any more.
+    fn forget(&mut self, ticket: &Ticket) {
+        if std::mem::take(&mut self.registered) {
+            self.shell.stops.forget(ticket);
+        }
     }
 
     /// How the run was asked to stop, if it was.

@@ -166,6 +166,7 @@ where
             let run = self.work.start(job, 0);
             ends.afters.extend(self.work.abandon(run, stop));
         }
+        self.work.before_after(&ends.afters);
         let mut afters = ends.afters.drain(..);
         // A result that nobody takes is dropped here, and may panic: the others are not its business.
         while let Err(message) =

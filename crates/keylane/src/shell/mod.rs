@@ -29,7 +29,6 @@ use std::task::Waker;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::Instant;
 
 use self::ends::EndedRun;
 use self::first_polls::FirstPolls;
@@ -39,6 +38,7 @@ pub(crate) use self::submit::NotTaken;
 use self::submit::{Submit, must_be_direct};
 use self::timer::TimerOut;
 pub(crate) use self::work::{Ended, Flushing, Stop, Types, Until, Work};
+use crate::clock::Clock;
 use crate::lanes::{Flushed, Hold, ItemId, Lanes, Limits, Spec, Time};
 use crate::permits::{Kick, Permits};
 use crate::rt::{AtomicBool, Mutex, MutexGuard, Spawner, lock};
@@ -103,6 +103,14 @@ struct Out<K, J> {
 #[repr(align(128))]
 pub(crate) struct Apart<T>(pub(crate) T);
 
+/// What runners write all the time.
+struct Pace {
+    /// What one poll of a started run took lately, in nanoseconds.
+    poll_nanos: AtomicU32,
+    /// How often a runner came to the lanes.
+    turns: AtomicU32,
+}
+
 pub(crate) struct Shell<K, W: Types> {
     pub(crate) work: Arc<W>,
     inbox: Apart<Mutex<Inbox<K, W::Job>>>,
@@ -119,18 +127,15 @@ pub(crate) struct Shell<K, W: Types> {
     /// That of the lanes.
     hasher: RandomState,
     workers: usize,
-    epoch: Instant,
+    pub(crate) clock: Clock,
     permits: Option<Permits>,
     remember: bool,
     timer_changed: Notify,
     /// Whether `permits` will kick this executor.
     wants_permit: AtomicBool,
-    /// What one poll of a started run took lately, in nanoseconds.
-    poll_nanos: AtomicU32,
+    pace: Apart<Pace>,
     /// How many runs in a row were not ready at their first poll, up to a batch of them.
     pending: AtomicU32,
-    /// How often a runner came to the lanes.
-    turns: AtomicU32,
     /// Changes when something must not start any more that might before.
     changes: AtomicU32,
     /// The number of the next runner.
@@ -144,16 +149,7 @@ pub(crate) struct Shell<K, W: Types> {
 
 impl<K, W: Types> Shell<K, W> {
     pub(crate) fn now(&self) -> Time {
-        self.time_of(Instant::now())
-    }
-
-    fn time_of(&self, instant: Instant) -> Time {
-        let since = instant.saturating_duration_since(self.epoch);
-        Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    pub(crate) fn instant_of(&self, time: Time) -> Instant {
-        self.epoch + std::time::Duration::from_nanos(time.0)
+        self.clock.now()
     }
 }
 
@@ -164,6 +160,7 @@ where
 {
     pub(crate) fn new(
         work: W,
+        clock: Clock,
         limits: Limits,
         spawner: Spawner,
         permits: Option<Permits>,
@@ -205,14 +202,16 @@ where
             work: Arc::new(work),
             spawner,
             workers,
-            epoch: Instant::now(),
+            clock,
             permits,
             remember,
             timer_changed: Notify::new(),
             wants_permit: AtomicBool::new(false),
-            poll_nanos: AtomicU32::new(BATCH_NANOS),
+            pace: Apart(Pace {
+                poll_nanos: AtomicU32::new(BATCH_NANOS),
+                turns: AtomicU32::new(0),
+            }),
             pending: AtomicU32::new(0),
-            turns: AtomicU32::new(0),
             changes: AtomicU32::new(0),
             next_runner: AtomicU32::new(0),
             waits: AtomicBool::new(false),
@@ -458,7 +457,7 @@ where
     fn hold_of(&self, until: &Until) -> Hold {
         match until {
             Until::Now => Hold::Free,
-            Until::At(at) => Hold::Until(self.time_of(*at)),
+            Until::At(at) => Hold::Until(self.clock.time_of(*at)),
             Until::Released => Hold::UntilReleased,
         }
     }

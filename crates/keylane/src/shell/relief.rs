@@ -36,7 +36,9 @@ where
             inbox.watched = false;
             return false;
         }
-        if self.turns.load(Ordering::Relaxed) == turns && called.replace(turns) != Some(turns) {
+        if self.pace.0.turns.load(Ordering::Relaxed) == turns
+            && called.replace(turns) != Some(turns)
+        {
             // However many there are: each of them is in the middle of a poll.
             inbox.runners += 1;
             drop(inbox);
@@ -54,7 +56,7 @@ where
 {
     let mut called = None;
     loop {
-        let turns = shell.turns.load(Ordering::Relaxed);
+        let turns = shell.pace.0.turns.load(Ordering::Relaxed);
         tokio::time::sleep(LONG).await;
         if !shell.relieve(turns, &mut called) {
             return;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use super::driven::Driven;
 use super::ends::{EndedRun, Ends, MOST_KEPT};
@@ -120,7 +120,7 @@ where
             self.waited = true;
             return None;
         };
-        shell.turns.fetch_add(1, Ordering::Relaxed);
+        shell.pace.0.turns.fetch_add(1, Ordering::Relaxed);
         self.changes = shell.changes.load(Ordering::Acquire);
         if self.ended.capacity() == 0 {
             self.ended = std::mem::take(&mut lock(&shell.spare));
@@ -209,11 +209,14 @@ where
                 self.ended.push((ticket, Ended::Done(after)));
                 continue;
             }
-            if polls
-                && let Poll::Ready(ended) = shell.work.poll_first(&mut run, &mut cx, &mut before)
-            {
-                self.ended.push((ticket, ended));
-                continue;
+            if polls {
+                run = match shell.work.poll(run, &mut cx, &mut before) {
+                    Err(run) => run,
+                    Ok(ended) => {
+                        self.ended.push((ticket, ended));
+                        continue;
+                    }
+                };
             }
             pending += 1;
             let driven = Driven::new(shell.clone(), run, ticket, stoppable);
@@ -329,7 +332,7 @@ where
     /// and everything they touch on its way from core to core.
     pub(super) fn worth_help(&self) -> bool {
         cfg!(keylane_shuttle)
-            || self.poll_nanos.load(Ordering::Relaxed) >= HELP_NANOS
+            || self.pace.0.poll_nanos.load(Ordering::Relaxed) >= HELP_NANOS
             || self.are_pending()
     }
 

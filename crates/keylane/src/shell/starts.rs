@@ -139,7 +139,7 @@ where
         } else {
             BATCH
         };
-        let nanos = self.poll_nanos.load(Ordering::Relaxed).max(1);
+        let nanos = self.pace.0.poll_nanos.load(Ordering::Relaxed).max(1);
         ((BATCH_NANOS / nanos) as usize).clamp(1, most)
     }
 
@@ -181,9 +181,11 @@ where
 
     pub(super) fn note_polls(&self, polls: usize, took: std::time::Duration) {
         let each = took.as_nanos() as u64 / polls.max(1) as u64;
-        let old = u64::from(self.poll_nanos.load(Ordering::Relaxed));
+        let old = u64::from(self.pace.0.poll_nanos.load(Ordering::Relaxed));
         let new = (old * 3 + each * 5) / 8;
-        self.poll_nanos
+        self.pace
+            .0
+            .poll_nanos
             .store(new.min(u64::from(u32::MAX)) as u32, Ordering::Relaxed);
     }
 }

@@ -172,8 +172,8 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    /// As [`State::take_in`], and what may start at once goes into the batch. Once that is full,
-    /// nothing more is taken in unless `beyond` says so.
+    /// As [`State::take_in`], and what may start at once goes into the batch until that has so many.
+    /// Nothing more is taken in for it than could, unless `beyond` says so.
     pub(super) fn take_in_and_start(
         &self,
         state: &mut State<K, W::Job>,
@@ -182,13 +182,17 @@ where
         beyond: bool,
     ) {
         state.take_inbox(&self.inbox.0);
-        state.push_taken(self.intake(), |lanes, key, found, job| {
-            let starts = found.is_new() && batch.len() < full && lanes.may_start_new();
-            if !starts {
-                return Err((key, job));
+        let most = match beyond {
+            true => self.intake(),
+            false => self.intake().min(full - batch.len()),
+        };
+        state.push_taken(most, |lanes, key, found, job| {
+            let room = found.is_new() && batch.len() < full && lanes.may_start_new();
+            if room && lanes.may_start_found(found) {
+                batch.push((lanes.start_found(key, found), job));
+            } else {
+                push(lanes, key, found, job);
             }
-            batch.push(lanes.start_found(key, found, job)?);
-            Ok(beyond || batch.len() < full)
         });
     }
 }
@@ -198,14 +202,14 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
     /// soon as its queue is taken.
     pub(super) fn take_in(&mut self, inbox: &Mutex<Inbox<K, J>>, most: usize) {
         self.take_inbox(inbox);
-        self.push_taken(most, all_wait);
+        self.push_taken(most, push);
     }
 
     /// Everything that was submitted goes into the lanes.
     pub(super) fn take_all(&mut self, inbox: &mut Inbox<K, J>) {
-        self.push_taken(usize::MAX, all_wait);
+        self.push_taken(usize::MAX, push);
         std::mem::swap(&mut self.taken, &mut inbox.queue);
-        self.push_taken(usize::MAX, all_wait);
+        self.push_taken(usize::MAX, push);
     }
 
     fn take_inbox(&mut self, inbox: &Mutex<Inbox<K, J>>) {
@@ -214,16 +218,12 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
         }
     }
 
-    /// `start` starts a job, and answers whether to go on, or hands it back to be pushed.
+    /// `take` takes a job in.
     #[inline]
-    fn push_taken(
-        &mut self,
-        most: usize,
-        mut start: impl FnMut(&mut Lanes<K, J>, K, Found, J) -> Result<bool, (K, J)>,
-    ) {
+    fn push_taken(&mut self, most: usize, mut take: impl FnMut(&mut Lanes<K, J>, K, Found, J)) {
         let (before, all) = (self.lanes.live(), self.taken.len().min(most));
-        let (mut left, mut known, mut go_on) = (all, 0, true);
-        while left > 0 && go_on {
+        let (mut left, mut known) = (all, 0);
+        while left > 0 {
             // As with starts and ends: what is far away is fetched together.
             let mut found = [Found::default(); TOGETHER];
             let mut last: Option<(u64, Found)> = None;
@@ -239,23 +239,14 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
             }
             for (Submit { key, job, .. }, found) in self.taken.drain(..count).zip(found) {
                 known += usize::from(!found.is_new());
-                match start(&mut self.lanes, key, found, job) {
-                    Ok(more) => go_on = more,
-                    Err((key, job)) => {
-                        let pushed = self.lanes.push_found(key, found, job, |_| Spec::default());
-                        debug_assert!(
-                            pushed.is_ok(),
-                            "what can be refused goes straight to the lanes"
-                        );
-                    }
-                }
+                take(&mut self.lanes, key, found, job);
             }
             left -= count;
         }
-        if all > left {
+        if all > 0 {
             // As many of all keys have a lane as of those that were taken in.
             let live = (before + self.lanes.live()) / 2;
-            self.many_keys = live * (all - left) > FEW_KEYS * known;
+            self.many_keys = live * all > FEW_KEYS * known;
         }
         if self.taken.is_empty() && self.taken.capacity() > 4 * BATCH * BATCH {
             self.taken = VecDeque::new();
@@ -263,9 +254,14 @@ impl<K: std::hash::Hash + Eq + Clone, J> State<K, J> {
     }
 }
 
-/// Nothing is started at once.
-fn all_wait<K, J>(_: &mut Lanes<K, J>, key: K, _: Found, job: J) -> Result<bool, (K, J)> {
-    Err((key, job))
+/// Puts a job into its lane.
+#[inline]
+fn push<K: std::hash::Hash + Eq + Clone, J>(lanes: &mut Lanes<K, J>, key: K, found: Found, job: J) {
+    let pushed = lanes.push_found(key, found, job, |_| Spec::default());
+    debug_assert!(
+        pushed.is_ok(),
+        "what can be refused goes straight to the lanes"
+    );
 }
 
 pub(super) fn must_be_direct(limits: &Limits) -> bool {

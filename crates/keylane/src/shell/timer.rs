@@ -44,7 +44,7 @@ where
             return;
         };
         let changed = shell.timer_changed.notified();
-        let at = shell.instant_of(at).min(Instant::now() + FAR);
+        let at = shell.clock.instant_of(at).min(Instant::now() + FAR);
         if tokio::time::timeout_at(at, changed).await.is_err() {
             let now = shell.now();
             shell.with(|state, _| {

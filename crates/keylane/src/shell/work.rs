@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 
 use tokio::time::Instant;
 
@@ -23,11 +23,8 @@ pub(crate) trait Types {
 
 /// What the shell runs, and how.
 pub(crate) trait Work<K>:
-    Types<
-        Job: Send + 'static,
-        Run: Future<Output = Ended<Self::Job, Self::After>> + Send + Unpin + 'static,
-        After: Send + 'static,
-    > + Sized
+    Types<Job: Send + 'static, Run: Send + Unpin + 'static, After: Send + 'static>
+    + Sized
     + Send
     + Sync
     + 'static
@@ -43,17 +40,14 @@ pub(crate) trait Work<K>:
     /// lock: quick and pure.
     fn gate(&self, job: &Self::Job) -> Option<Until>;
     fn start(&self, job: Self::Job, slot: usize) -> Self::Run;
-    /// Polls a run for the first time. `before` is when the run before it ended, if that was just now:
-    /// one reading of the clock tells the end of one and the beginning of the next.
-    fn poll_first(
+    /// Polls a run; it comes back if it is not ready. `before` is when the run before it ended, if that
+    /// was just now: one reading of the clock tells the end of one and the beginning of the next.
+    fn poll(
         &self,
-        run: &mut Self::Run,
+        run: Self::Run,
         cx: &mut Context<'_>,
         before: &mut Option<Time>,
-    ) -> Poll<Ended<Self::Job, Self::After>> {
-        *before = None;
-        Pin::new(run).poll(cx)
-    }
+    ) -> Result<Ended<Self::Job, Self::After>, Self::Run>;
     /// Looks at what starting the job will need, so that it is near when that comes.
     fn fetch(&self, job: &Self::Job);
     /// Whether the job's run may be asked to stop, because dropping it does that.
@@ -63,6 +57,8 @@ pub(crate) trait Work<K>:
     fn stops_by_itself(&self, run: &Self::Run, stop: Stop) -> bool;
     /// The run is cut off before its end.
     fn abandon(&self, run: Self::Run, stop: Stop) -> Option<Self::After>;
+    /// Is told of all of these before the first [`Work::after`].
+    fn before_after(&self, _: &[Self::After]) {}
     /// The permit is free: results may be seen now.
     fn after(&self, after: Self::After);
     /// Deals with what a flush took behind so many that run, and answers what is to go back to its
