@@ -378,7 +378,7 @@ where
 
     fn fetch(&self, _: &J) {}
 
-    fn stoppable(&self, _: &J) -> bool {
+    fn stoppable(&self, _: &RunJob<J>) -> bool {
         // Nobody asks it to: what runs is seen to its end, or goes with the runtime.
         false
     }

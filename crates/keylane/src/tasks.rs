@@ -140,12 +140,13 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         }
     }
 
+    #[inline]
     fn fetch(&self, job: &Self::Job) {
-        std::hint::black_box(job.is_new());
+        job.fetch();
     }
 
-    fn stoppable(&self, job: &Self::Job) -> bool {
-        job.stops_when_dropped()
+    fn stoppable(&self, run: &RunTask) -> bool {
+        run.job.stops_when_dropped()
     }
 
     fn stops_by_itself(&self, run: &RunTask, stop: Stop) -> bool {

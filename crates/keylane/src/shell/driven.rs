@@ -36,12 +36,8 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    pub(super) fn new(
-        shell: Arc<Shell<K, W>>,
-        run: W::Run,
-        ticket: Ticket,
-        stoppable: bool,
-    ) -> Self {
+    pub(super) fn new(shell: Arc<Shell<K, W>>, run: W::Run, ticket: Ticket) -> Self {
+        let stoppable = shell.work.stoppable(&run);
         Self {
             shell,
             run: Some((run, ticket)),
@@ -156,9 +152,9 @@ where
             let Some((ticket, job)) = this.shell.end_and_go_on(ended) else {
                 return Poll::Ready(());
             };
-            this.stoppable = this.shell.work.stoppable(&job);
-            this.stopping = false;
             let run = this.shell.work.start(job, ticket.slot());
+            this.stoppable = this.shell.work.stoppable(&run);
+            this.stopping = false;
             this.run = Some((run, ticket));
             stop = this.is_to_stop();
             this.starts = this.starts.wrapping_add(1);

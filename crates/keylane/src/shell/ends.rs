@@ -1,5 +1,7 @@
 //! Runs that ended: reported to the lanes, then their results can be seen.
 
+use std::sync::atomic::Ordering;
+
 use super::{BATCH, Ended, PLACES, Shell, State, Stop, Types, Until, Work};
 use crate::lanes::Ticket;
 use crate::rt::{contain, lock};
@@ -65,6 +67,7 @@ where
                 // Whoever left the first one here saw to it that a runner comes.
                 return;
             }
+            self.any_ends.store(true, Ordering::Release);
         }
         let mut inbox = lock(&self.inbox.0);
         // Also beside another runner: that one may be in the middle of a long poll.
@@ -78,6 +81,10 @@ where
     }
 
     pub(super) fn take_ends(&self, ended: &mut Vec<EndedRun<W>>) {
+        // Before they are taken: what is left from now on says so again.
+        if !self.any_ends.load(Ordering::Acquire) || !self.any_ends.swap(false, Ordering::AcqRel) {
+            return;
+        }
         for place in &self.ends {
             let mut left = lock(&place.0);
             ended.append(&mut left);

@@ -117,6 +117,8 @@ pub(crate) struct Shell<K, W: Types> {
     /// Runs that ended as tasks of their own, to be reported by the next runner that looks. Threads
     /// have their own places for that, as far as there are enough.
     ends: [Apart<Mutex<Vec<EndedRun<W>>>>; PLACES],
+    /// Whether there are any; said after they are there.
+    any_ends: AtomicBool,
     /// Empty, to be filled with ends. Locked inside `state`.
     spare: Mutex<Vec<EndedRun<W>>>,
     state: Apart<Mutex<State<K, W::Job>>>,
@@ -180,6 +182,7 @@ where
                 watched: false,
             })),
             ends: std::array::from_fn(|_| Apart(Mutex::new(Vec::new()))),
+            any_ends: AtomicBool::new(false),
             spare: Mutex::new(Vec::new()),
             state: Apart(Mutex::new(State {
                 lanes,

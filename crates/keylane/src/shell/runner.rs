@@ -201,7 +201,6 @@ where
                 self.ended.push(put_back(ticket, job));
                 continue;
             }
-            let stoppable = shell.work.stoppable(&job);
             let mut run = shell.work.start(job, ticket.slot());
             // It has not begun: whether dropping it would stop it is no question.
             if let Some(stop) = shell.stops.asked(&ticket) {
@@ -219,7 +218,7 @@ where
                 };
             }
             pending += 1;
-            let driven = Driven::new(shell.clone(), run, ticket, stoppable);
+            let driven = Driven::new(shell.clone(), run, ticket);
             shell.spawner.spawn(driven);
         }
         match self.ended.is_empty() {

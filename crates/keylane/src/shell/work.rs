@@ -50,8 +50,8 @@ pub(crate) trait Work<K>:
     ) -> Result<Ended<Self::Job, Self::After>, Self::Run>;
     /// Looks at what starting the job will need, so that it is near when that comes.
     fn fetch(&self, job: &Self::Job);
-    /// Whether the job's run may be asked to stop, because dropping it does that.
-    fn stoppable(&self, job: &Self::Job) -> bool;
+    /// Whether the run may be asked to stop, because dropping it does that.
+    fn stoppable(&self, run: &Self::Run) -> bool;
     /// Asks a run to stop that cannot be cut off at this moment, because somebody else is in the
     /// middle of it; `false` when nobody is.
     fn stops_by_itself(&self, run: &Self::Run, stop: Stop) -> bool;
