@@ -112,6 +112,10 @@ impl<T: Send + 'static> Body for Called<T> {
         matches!(lock(&cell.slow).caller(), Caller::Polled { .. })
     }
 
+    fn has_ended(cell: &Cell<T>) -> bool {
+        matches!(lock(&cell.slow).caller(), Caller::Ran(..))
+    }
+
     fn drop_rest(cell: &Cell<T>) -> Panicked {
         let caller = lock(&cell.slow).set_caller(Caller::No);
         match caller {

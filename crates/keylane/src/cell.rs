@@ -255,6 +255,14 @@ impl<T> Cell<T> {
         slow.cancel()
     }
 
+    /// Why it was asked to stop, if it was.
+    pub(crate) fn why(&self) -> Option<Why> {
+        match self.is_asked() {
+            true => lock(&self.slow).cancel(),
+            false => None,
+        }
+    }
+
     /// Nobody polls the task any more.
     pub(crate) fn forget_driver(&self) {
         if self.started().is_some() {
@@ -307,10 +315,11 @@ impl<T> Cell<T> {
     /// The timer that ends the task ends with it.
     pub(crate) fn set_deadline(&self, timer: AbortHandle) {
         lock(&self.slow).rare().deadline = Some(timer);
-        if self.state.be_rare()
-            && let Some(timer) = lock(&self.slow).take_deadline()
-        {
-            timer.abort();
+        if self.state.be_rare() {
+            let timer = lock(&self.slow).take_deadline();
+            if let Some(timer) = timer {
+                timer.abort();
+            }
         }
     }
 
@@ -341,7 +350,9 @@ impl<T> Cell<T> {
     }
 }
 
-impl<T: Send + 'static> Shared for Cell<T> {
+#[allow(unsafe_code)]
+// SAFETY: its state is one of its fields, which nothing replaces.
+unsafe impl<T: Send + 'static> Shared for Cell<T> {
     fn state(&self) -> Option<&State> {
         Some(&self.state)
     }

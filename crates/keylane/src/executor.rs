@@ -620,9 +620,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         let (task, place) = (handle.task().clone(), handle.place.clone());
         let timer = self.owner.spawner.spawn_abortable(async move {
             tokio::time::sleep(deadline).await;
-            if !place.cancel(Why::Deadline) {
-                task.ask_to_stop(Why::Deadline);
-            }
+            place.cancel(&task, Why::Deadline);
         });
         handle.task().set_deadline(timer);
     }
@@ -639,7 +637,10 @@ impl<K> Unlimited<K> {
         let job = self.job.as_mut().expect("polled until it is ready");
         let ran = ready!(job.poll(cx, &mut None, &self.work.clock));
         let job = self.job.take().expect("it was there just now");
-        self.work.publish(Finished { job, ran });
+        let finished = Finished { job, ran };
+        if let Err(message) = contain(|| self.work.publish(finished)) {
+            self.work.common.panicked("result", &message);
+        }
         Poll::Ready(())
     }
 }

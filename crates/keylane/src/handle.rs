@@ -46,8 +46,21 @@ pub(crate) struct Place<K> {
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
 impl<K: Hash + Eq + Clone + Send + Sync + 'static> Place<K> {
+    /// Cancels the task, whether it waits or runs; `false` if it has ended.
+    pub(crate) fn cancel<T: Send + 'static>(&self, task: &TaskRef<T>, why: Why) -> bool {
+        if self.cancel_if_waiting(why) {
+            return true;
+        }
+        let asked = task.ask_to_stop(why);
+        if asked {
+            // About to begin when it was asked, it may have gone back to its place instead.
+            self.cancel_if_waiting(why);
+        }
+        asked
+    }
+
     /// Takes the task out if it still waits.
-    pub(crate) fn cancel(&self, why: Why) -> bool {
+    pub(crate) fn cancel_if_waiting(&self, why: Why) -> bool {
         let end = |job| self.shell.work.end(job, Ending::Cancelled(why));
         self.seq != NOWHERE && self.shell.cancel(&self.lane, self.seq, end)
     }
@@ -117,15 +130,13 @@ where
     /// Cancels the task: waiting, it leaves its lane at once; running, it is stopped at its next
     /// await, and its permits are free as soon as it has stopped. `false` if it has ended.
     pub fn cancel(&self) -> bool {
-        let Some(task) = &self.task else {
-            return false;
-        };
-        self.cancel_if_waiting() || task.ask_to_stop(Why::Asked)
+        let task = self.task.as_ref();
+        task.is_some_and(|task| self.place.cancel(task, Why::Asked))
     }
 
     /// Cancels the task only if it has not started.
     pub fn cancel_if_waiting(&self) -> bool {
-        self.place.cancel(Why::Asked)
+        self.place.cancel_if_waiting(Why::Asked)
     }
 
     /// Waits at most this long. After that the result is `Cancelled(WaitedLongEnough)`, and the
@@ -341,6 +352,16 @@ where
         let (status, ended) = ready!(task.poll_shared(cx, sharer));
         let key = handle.key().cloned();
         Poll::Ready(handle.result(key, status, task.started(), ended))
+    }
+}
+
+impl<K, T> std::fmt::Debug for SharedHandle<K, T>
+where
+    K: Hash + Eq + Clone + Send + Sync + 'static,
+    T: Send + 'static,
+{
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("SharedHandle").field(&self.handle).finish()
     }
 }
 

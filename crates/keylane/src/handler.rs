@@ -378,6 +378,10 @@ where
 
     fn fetch(&self, _: &J) {}
 
+    fn is_asked(&self, _: &J) -> bool {
+        false
+    }
+
     fn stoppable(&self, _: &RunJob<J>) -> bool {
         // Nobody asks it to: what runs is seen to its end, or goes with the runtime.
         false

@@ -89,6 +89,8 @@ impl Panicked {
 /// How a task ends that does not end by itself.
 pub(crate) enum Ending {
     Cancelled(Why),
+    /// As its handle asked for.
+    Asked,
     Rejected(Reason),
     Failed(TaskError),
     /// With a value that somebody else has for it.
@@ -96,9 +98,11 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
-    pub(crate) fn status<T: 'static>(self) -> Status<T> {
+    /// `asked` is why its handle asked it to stop.
+    pub(crate) fn status<T: 'static>(self, asked: impl FnOnce() -> Option<Why>) -> Status<T> {
         match self {
             Self::Cancelled(why) => Status::Cancelled(why),
+            Self::Asked => Status::Cancelled(asked().unwrap_or(Why::Asked)),
             Self::Rejected(reason) => Status::Rejected(reason),
             Self::Failed(error) => Status::Failed(error),
             Self::Value(value) => match value.downcast::<T>() {
@@ -114,20 +118,26 @@ pin_project! {
     pub(crate) struct Posted<Tk> {
         #[pin]
         task: Option<Tk>,
+        begun: bool,
     }
 }
 
 impl<Tk> Posted<Tk> {
     pub(crate) fn new(task: Tk) -> Self {
-        Self { task: Some(task) }
+        Self {
+            task: Some(task),
+            begun: false,
+        }
     }
 }
 
-impl<Tk: Task> Part for Posted<Tk> {
+#[allow(unsafe_code)]
+// SAFETY: it has begun as soon as it is polled.
+unsafe impl<Tk: Task> Part for Posted<Tk> {
     type Shared = ();
 
     fn is_new(&self, (): &()) -> bool {
-        self.task.is_some()
+        !self.begun
     }
 
     fn poll(
@@ -141,7 +151,9 @@ impl<Tk: Task> Part for Posted<Tk> {
         if before.is_some() {
             *before = None;
         }
-        let mut place = self.as_mut().project().task;
+        let this = self.as_mut().project();
+        *this.begun = true;
+        let mut place = this.task;
         let polled = contain(|| {
             let task = place.as_mut().as_pin_mut();
             let task = task.expect("polled until it is ready");
@@ -175,7 +187,9 @@ impl<Tk: Task> Part for Posted<Tk> {
 }
 
 /// Nobody else.
-impl Shared for () {
+#[allow(unsafe_code)]
+// SAFETY: it has no state.
+unsafe impl Shared for () {
     fn state(&self) -> Option<&State> {
         None
     }

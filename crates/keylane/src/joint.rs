@@ -1,11 +1,12 @@
 //! A job and its handle in one piece of memory, and who may touch what of it when.
 //!
-//! The crate's only `unsafe` code, and all of it. A task with a handle is one allocation that both of
-//! them own: the task, later its result, is its *part*, beside what both see at any time, which is
-//! *shared*. There is one [`JobRef`], and the part is its until the result can be seen; from then on
-//! it belongs to whoever holds a [`HandleRef`]. With locks and counted references from the standard
-//! library the same costs two allocations and twelve atomic steps more for each task, and more than
-//! half of the throughput (`docs/benchmarks.md`).
+//! The crate's `unsafe` code, and all of it (what implements the two traits says why it may). A task
+//! with a handle is one allocation that both of them own: the task, later its result, is its *part*,
+//! beside what both see at any time, which is *shared*. There is one [`JobRef`], and the part is its
+//! until the result can be seen; from then on it belongs to whoever holds a [`HandleRef`]. With locks
+//! and counted references from the standard library the same is two allocations and some twelve
+//! atomic steps more for each task, and two thirds of the throughput
+//! (`docs/decisions/0007-a-task-and-its-handle-in-one-piece.md`).
 
 #![allow(unsafe_code)]
 
@@ -25,7 +26,10 @@ use crate::result::Why;
 use crate::rt::AtomicU64;
 
 /// What of a job is only its own until its result can be seen.
-pub(crate) trait Part: Send + 'static {
+///
+/// # Safety
+/// [`Part::is_new`] is not true any more once it was polled: what was polled must not be moved.
+pub(crate) unsafe trait Part: Send + 'static {
     /// What its handle sees as well.
     type Shared: Shared;
 
@@ -57,7 +61,11 @@ pub(crate) trait Part: Send + 'static {
 }
 
 /// What a job and its handle both see.
-pub(crate) trait Shared: Send + Sync + 'static {
+///
+/// # Safety
+/// [`Shared::state`] always answers the same: none, or a state within itself that was made by
+/// [`State::of_two`] for the two that [`JobRef::with_handle`] makes.
+pub(crate) unsafe trait Shared: Send + Sync + 'static {
     /// Who owns it; none where that is the job alone.
     fn state(&self) -> Option<&State>;
     /// The result can be seen: tells who waits for it.
@@ -372,6 +380,11 @@ impl JobRef {
         unsafe { self.joint().take_task() }
     }
 
+    /// Whether its handle asked it to stop.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.joint().state().is_some_and(State::is_asked)
+    }
+
     /// It ended, and its permits are free: its result may be seen.
     #[inline]
     pub(crate) fn publish(self) {
@@ -383,14 +396,15 @@ impl JobRef {
             let _ = ManuallyDrop::new(self);
             return;
         }
-        if state.is_rare() {
-            state.0.fetch_or(State::TOLD, Ordering::AcqRel);
-            unsafe { self.joint().before_seen() };
-        }
         self.let_see(state);
     }
 
     fn let_see(&self, state: &State) {
+        if state.is_rare() && !state.is_over() {
+            state.0.fetch_or(State::TOLD, Ordering::AcqRel);
+            // SAFETY: the part is still the job's.
+            unsafe { self.joint().before_seen() };
+        }
         state.0.fetch_or(State::SEEN, Ordering::AcqRel);
         self.joint().seen();
     }
@@ -487,6 +501,8 @@ impl<S: Shared, R> HandleRef<S, R> {
         debug_assert!(put.is_some(), "who looks at results keeps others away");
     }
 
+    /// Nobody finds a result that somebody looks at: who wants to wait for it then holds a lock of the
+    /// shared part, as whoever looks does.
     fn look<A>(&self, with: impl FnOnce(&dyn AnyHandle<S, R>) -> A) -> Option<A> {
         let state = self.state();
         let answer = state.begin_look().then(|| with(self.joint()))?;

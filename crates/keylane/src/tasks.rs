@@ -149,13 +149,21 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
         run.job.stops_when_dropped()
     }
 
+    fn is_asked(&self, job: &Self::Job) -> bool {
+        job.is_asked()
+    }
+
     fn stops_by_itself(&self, run: &RunTask, stop: Stop) -> bool {
         run.job.stops_by_itself(why(stop))
     }
 
     fn abandon(&self, run: RunTask, stop: Stop) -> Option<Finished> {
         let mut job = run.job;
-        let ran = job.end(Ending::Cancelled(why(stop)), self.clock.now());
+        let ending = match stop {
+            Stop::Asked => Ending::Asked,
+            Stop::Key | Stop::All => Ending::Cancelled(why(stop)),
+        };
+        let ran = job.end(ending, self.clock.now());
         Finished { job, ran }.remains()
     }
 
@@ -216,6 +224,7 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
 
 fn why(stop: Stop) -> Why {
     match stop {
+        Stop::Asked => Why::Asked,
         Stop::Key => Why::KeyShutDown,
         Stop::All => Why::ShutDown,
     }

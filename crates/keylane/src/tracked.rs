@@ -33,6 +33,10 @@ pub(crate) trait Body: Sized + Send + 'static {
     fn is_busy(_: &Cell<Self::Output>) -> bool {
         false
     }
+    /// Whether somebody else ran it to its end.
+    fn has_ended(_: &Cell<Self::Output>) -> bool {
+        false
+    }
     /// Drops what there is of it elsewhere.
     fn drop_rest(_: &Cell<Self::Output>) -> Panicked {
         Panicked::default()
@@ -146,7 +150,9 @@ impl<B: Body> Tracked<B> {
     }
 }
 
-impl<B: Body> Part for Tracked<B> {
+#[allow(unsafe_code)]
+// SAFETY: it has started before its body is polled, and nothing makes that undone.
+unsafe impl<B: Body> Part for Tracked<B> {
     type Shared = Cell<B::Output>;
 
     fn is_new(&self, cell: &Self::Shared) -> bool {
@@ -165,9 +171,13 @@ impl<B: Body> Part for Tracked<B> {
         }
         *before = None;
         let begun = cell.started().is_some();
+        if !begun && cell.is_asked() {
+            return Poll::Ready(self.end(cell, Ending::Asked, clock.now()));
+        }
         // What has not begun stops, whatever it is.
         if let Some(why) = cell.before_poll(cx, clock)
             && (B::STOPS_WHEN_DROPPED || !begun)
+            && !B::has_ended(cell)
         {
             if B::is_busy(cell) {
                 return Poll::Pending;
@@ -187,7 +197,7 @@ impl<B: Body> Part for Tracked<B> {
     fn end(self: Pin<&mut Self>, cell: &Self::Shared, ending: Ending, at: Time) -> Ran {
         cell.forget_driver();
         let rest = B::drop_rest(cell);
-        self.close(at, ending.status(), rest)
+        self.close(at, ending.status(|| cell.why()), rest)
     }
 
     fn dropped(self: Pin<&mut Self>, cell: &Self::Shared) {

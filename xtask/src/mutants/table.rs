@@ -1288,9 +1288,9 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "caller-run-task-wakes-only-who-polled-it",
         invariant: "L6",
-        file: CALLER,
-        find: "        let mut cx = Context::from_waker(&wakes);",
-        replace: "        let latest = lock(&self.slow).take_waiting().last().unwrap_or(wakes);\n        let mut cx = Context::from_waker(&latest);",
+        file: CELL,
+        find: "        let waiting = lock(&self.slow).take_waiting();\n        waiting.for_each(Waker::wake);",
+        replace: "        let mut slow = lock(&self.slow);\n        let latest = slow.rare().sharers.values().next_back().cloned();\n        let waiting = match latest {\n            Some(latest) => vec![latest],\n            None => slow.take_waiting().collect(),\n        };\n        drop(slow);\n        waiting.into_iter().for_each(Waker::wake);",
         test: REJECTION,
     },
     Mutation {
@@ -1366,14 +1366,6 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SHUTTLE,
     },
     Mutation {
-        name: "result-is-taken-from-who-clones-it",
-        invariant: "L4",
-        file: CELL,
-        find: "        let mut slow = lock(&self.task.slow);\n        if let Some(seen) = self.seen.take() {",
-        replace: "        let mut slow = lock(&self.task.slow);\n        if let Some(seen) = self.seen.take().filter(|_| false) {",
-        test: HANDLES,
-    },
-    Mutation {
         name: "executor-outlives-its-runtime",
         invariant: "L4",
         file: EXECUTOR,
@@ -1444,6 +1436,22 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "            } if let Some(stop) = stop => {",
         replace: "            } if let Some(stop) = stop.filter(|_| false) => {",
         test: LIMITED,
+    },
+    Mutation {
+        name: "cancel-of-what-goes-back-is-forgotten",
+        invariant: "L11",
+        file: SHELL_ENDS,
+        find: "self.work.is_asked(&job)",
+        replace: "(self.work.is_asked(&job) && false)",
+        test: LIMITED,
+    },
+    Mutation {
+        name: "blocking-work-begins-although-it-was-stopped",
+        invariant: "L11",
+        file: SHELL_DRIVEN,
+        find: "(self.stoppable || !self.begun)",
+        replace: "(self.stoppable || self.begun && false)",
+        test: SHUTDOWN,
     },
     Mutation {
         name: "return-is-taken-anywhere",

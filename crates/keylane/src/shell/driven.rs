@@ -19,8 +19,10 @@ where
 {
     shell: Arc<Shell<K, W>>,
     run: Option<(W::Run, Ticket)>,
-    /// It may be asked to stop.
+    /// Dropping the run stops it.
     stoppable: bool,
+    /// The run was polled.
+    begun: bool,
     /// It was asked to, and is seen to its end because somebody else is in the middle of it.
     stopping: bool,
     /// It can be woken to be told so.
@@ -36,12 +38,13 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    pub(super) fn new(shell: Arc<Shell<K, W>>, run: W::Run, ticket: Ticket) -> Self {
+    pub(super) fn new(shell: Arc<Shell<K, W>>, run: W::Run, ticket: Ticket, begun: bool) -> Self {
         let stoppable = shell.work.stoppable(&run);
         Self {
             shell,
             run: Some((run, ticket)),
             stoppable,
+            begun,
             stopping: false,
             registered: false,
             pending: false,
@@ -51,6 +54,7 @@ where
 
     fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
         let (run, ticket) = self.run.take().expect("polled until it is ready");
+        self.begun = true;
         match self.shell.work.poll(run, cx, &mut None) {
             Err(run) => {
                 self.run = Some((run, ticket));
@@ -85,7 +89,8 @@ where
 
     /// How the run is to stop, if it is and does not already.
     fn is_to_stop(&self) -> Option<Stop> {
-        let may = self.stoppable && !self.stopping;
+        // What has not begun stops, whatever it is.
+        let may = (self.stoppable || !self.begun) && !self.stopping;
         may.then(|| self.asked()).flatten()
     }
 
@@ -154,6 +159,7 @@ where
             };
             let run = this.shell.work.start(job, ticket.slot());
             this.stoppable = this.shell.work.stoppable(&run);
+            this.begun = false;
             this.stopping = false;
             this.run = Some((run, ticket));
             stop = this.is_to_stop();

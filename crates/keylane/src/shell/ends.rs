@@ -140,7 +140,9 @@ where
             Ended::Hold {
                 job,
                 hold: Until::Now,
-            } if let Some(stop) = stop => {
+            } if let Some(stop) =
+                stop.or_else(|| self.work.is_asked(&job).then_some(Stop::Asked)) =>
+            {
                 state.lanes.done(ticket);
                 self.begin_publishing(ends);
                 ends.stopped.push((*job, stop));

@@ -218,7 +218,7 @@ where
                 };
             }
             pending += 1;
-            let driven = Driven::new(shell.clone(), run, ticket);
+            let driven = Driven::new(shell.clone(), run, ticket, polls);
             shell.spawner.spawn(driven);
         }
         match self.ended.is_empty() {

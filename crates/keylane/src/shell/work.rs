@@ -52,6 +52,8 @@ pub(crate) trait Work<K>:
     fn fetch(&self, job: &Self::Job);
     /// Whether the run may be asked to stop, because dropping it does that.
     fn stoppable(&self, run: &Self::Run) -> bool;
+    /// Whether somebody who has to do with the job alone asked it to stop.
+    fn is_asked(&self, job: &Self::Job) -> bool;
     /// Asks a run to stop that cannot be cut off at this moment, because somebody else is in the
     /// middle of it; `false` when nobody is.
     fn stops_by_itself(&self, run: &Self::Run, stop: Stop) -> bool;
@@ -99,6 +101,8 @@ pub(crate) enum Until {
 /// What ended a run before its time.
 #[derive(Clone, Copy)]
 pub(crate) enum Stop {
+    /// Whoever has to do with it alone asked for that.
+    Asked,
     /// Its key was shut down.
     Key,
     /// Everything was, or the runtime went.

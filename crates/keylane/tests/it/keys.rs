@@ -1,8 +1,9 @@
 //! What keys are: anything that can be hashed, compared and cloned.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use keylane::Executor;
+use keylane::{Executor, Listener, TaskInfo, Why};
 
 use crate::support::{Door, MS, assert_nothing_left, settle};
 
@@ -145,4 +146,29 @@ async fn a_key_that_cannot_be_hashed_harms_only_who_submits_it() {
     let soon = std::time::Duration::from_secs(5);
     let result = tokio::time::timeout(soon, other).await;
     assert!(result.expect("another key hangs").is_done());
+}
+
+/// Counts what it hears of beginnings and of ends.
+#[derive(Clone, Default)]
+struct Balance(Arc<AtomicUsize>, Arc<AtomicUsize>);
+
+impl<K: 'static> Listener<K> for Balance {
+    fn submitted(&self, _: &TaskInfo<K>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn cancelled(&self, _: &TaskInfo<K>, _: Why) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listener_hears_the_end_of_a_task_whose_key_cannot_be_hashed() {
+    let balance = Balance::default();
+    let builder = Executor::<Odd>::builder().listener(balance.clone());
+    let submits = builder.build().unwrap();
+    let odd = tokio::spawn(async move { drop(submits.submit(Odd(true), async {})) });
+    assert!(odd.await.is_err());
+    let heard = [balance.0, balance.1].map(|count| count.load(Ordering::SeqCst));
+    assert_eq!(heard, [1, 1]);
 }

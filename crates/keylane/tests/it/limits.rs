@@ -1,13 +1,13 @@
 //! How many run at once, by which rule, and what the numbers say.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::support::{
     Door, MS, Peak, assert_nothing_left, executor, one_worker, settle, why, word,
 };
-use keylane::{Executor, Limits, Mode, Policy, Why};
+use keylane::{Executor, Limits, Mode, Policy, SharedHandle, Why};
 
 fn tasks(peak: &Peak, key: &'static str, count: usize) -> Vec<(&'static str, TaskOf)> {
     (0..count)
@@ -521,6 +521,23 @@ async fn what_was_taken_does_not_begin_after_its_key_was_paused() {
     assert!(!second.wait_timeout(MS).await.is_done());
     executor.resume(&1);
     assert!(second.await.is_done());
+}
+
+// Of what was taken at once, the first keeps the second from beginning and cancels it.
+#[tokio::test(start_paused = true)]
+async fn what_was_taken_and_cancelled_ends_also_where_it_may_not_begin_any_more() {
+    let executor = with_short_tasks().await;
+    let (pauses, handle) = (executor.clone(), Arc::new(OnceLock::new()));
+    let cancels: Arc<OnceLock<SharedHandle<u32, ()>>> = handle.clone();
+    let first = executor.submit(0, async move {
+        pauses.pause(&1);
+        cancels.get().unwrap().cancel()
+    });
+    let second = executor.submit(1, async {}).shared();
+    handle.set(second.clone()).unwrap();
+    assert_eq!(first.await.ok(), Some(true));
+    assert_eq!(why(&second.wait_timeout(MS).await), Some(Why::Asked));
+    executor.idle(&1).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -280,3 +280,24 @@ fn events_balance_when_the_runtime_goes() {
     assert_eq!(running.join().ok(), None);
     record.assert_balanced(2);
 }
+
+// Of what was taken at once, the first cancels the second.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_was_cancelled_before_it_began_was_not_started() {
+    let (executor, record) = recorded();
+    for _ in 0..100 {
+        // So that it knows of short ones, of which it takes several at a time.
+        executor.submit("a", async {}).await;
+    }
+    let before = record.lines().len();
+    let handle = Arc::new(OnceLock::<keylane::SharedHandle<_, ()>>::new());
+    let cancels = handle.clone();
+    executor.submit("a", async move { cancels.get().unwrap().cancel() });
+    let second = executor.submit("b", async {}).shared();
+    handle.set(second.clone()).unwrap();
+    let result = second.await;
+    assert_eq!(result.started, None);
+    let mut lines = record.lines().split_off(before);
+    lines.retain(|line| line.contains(" b "));
+    assert_eq!(lines, ["submitted b -", "cancelled b - Asked"]);
+}

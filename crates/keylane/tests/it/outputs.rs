@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::support::{executor, word};
+use keylane::{Executor, Policy};
+
+use crate::support::{executor, settle, word};
 
 /// So long does only a failure wait.
 const SOON: Duration = Duration::from_secs(5);
@@ -29,6 +31,17 @@ async fn a_result_that_panics_while_it_is_dropped_holds_nothing_up() {
     assert_eq!(word(&other.await), "done");
     let idle = tokio::time::timeout(SOON, executor.all_idle()).await;
     idle.expect("nothing is left");
+    assert_eq!(executor.stats().panics, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_result_outside_the_limits_that_panics_while_it_is_dropped_is_counted() {
+    let builder = Executor::builder().queue_limit_per_key(0);
+    let executor = builder.on_reject(Policy::RunUnlimited).build().unwrap();
+    executor.submit("a", std::future::pending::<()>());
+    settle().await;
+    drop(executor.submit("a", async { Bomb }));
+    settle().await;
     assert_eq!(executor.stats().panics, 1);
 }
 

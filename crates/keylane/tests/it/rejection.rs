@@ -198,6 +198,23 @@ async fn caller_runs_is_in_its_turn_and_within_the_limit() {
     assert_nothing_left(&executor);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_caller_run_task_that_ran_to_its_end_keeps_its_result() {
+    let executor = tight(Policy::CallerRuns);
+    let door = Door::closed();
+    executor.submit("a", door.passes(()));
+    door.reached().await;
+    let called = executor.submit("a", async { 7 }).shared();
+    door.let_in(1);
+    settle().await;
+    let mut polled = called.clone();
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(std::pin::Pin::new(&mut polled).poll(&mut cx).is_pending());
+    // It ran, and nobody has seen to its end yet.
+    called.cancel();
+    assert_eq!(called.await.ok(), Some(7));
+}
+
 // GC-39 ≠: it runs where the handle is awaited, and only there.
 #[tokio::test(start_paused = true)]
 async fn caller_runs_runs_only_while_the_handle_is_awaited() {

@@ -344,6 +344,26 @@ async fn what_is_stopped_before_its_first_step_does_not_begin() {
     assert!(!begun.load(Ordering::SeqCst));
 }
 
+// Where tasks are not ready at once, they are not polled by whoever takes them.
+#[tokio::test(start_paused = true)]
+async fn blocking_work_that_was_stopped_before_its_first_step_does_not_begin() {
+    let executor = executor();
+    let busy: Vec<String> = (0..100).map(|n| format!("busy {n}")).collect();
+    for key in busy {
+        executor
+            .post(key.leak(), std::future::pending::<()>())
+            .unwrap();
+        settle().await;
+    }
+    let begun = Arc::new(AtomicBool::new(false));
+    let (stops, begins) = (executor.clone(), begun.clone());
+    executor.submit("a", async move { stops.shutdown_key(&"b", Mode::Now) });
+    let work = blocking(move || begins.store(true, Ordering::SeqCst));
+    let blocks = executor.submit("b", work);
+    assert_eq!(why(&blocks.await), Some(Why::KeyShutDown));
+    assert!(!begun.load(Ordering::SeqCst));
+}
+
 #[test]
 fn everything_ends_when_the_runtime_goes() {
     let runtime = one_worker();
