@@ -1,12 +1,15 @@
 //! What a task shares with its handle: who waits for its result, and that it is to stop.
 
+mod caller;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use crate::caller::Caller;
+pub(crate) use self::caller::Called;
+use self::caller::Caller;
 use crate::clock::Clock;
 use crate::joint::{HandleRef, Shared, State};
 use crate::lanes::Time;
@@ -20,7 +23,7 @@ pub(crate) struct Cell<T> {
     state: State,
     /// When it started, or [`NEVER`].
     started: AtomicU64,
-    pub(crate) slow: Mutex<Slow<T>>,
+    slow: Mutex<Slow<T>>,
 }
 
 /// What is shared and more than a number.

@@ -9,8 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::builder::Builder;
-use crate::caller::Called;
-use crate::cell::{Cell, TaskRef};
+use crate::cell::{Called, Cell, TaskRef};
 use crate::handle::{NOWHERE, TaskHandle, TaskShell, Unplaced};
 use crate::job::{Ending, Posted};
 use crate::joint::JobRef;

@@ -128,7 +128,6 @@
 //! many jobs and one function; [`lanes`] for the rule itself, as plain data without a runtime.
 
 mod builder;
-mod caller;
 mod cell;
 mod clock;
 mod executor;

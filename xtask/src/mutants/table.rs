@@ -22,7 +22,7 @@ const SHELL_SUBMIT: &str = "crates/keylane/src/shell/submit.rs";
 const STOPS: &str = "crates/keylane/src/stops.rs";
 const RULES: &str = "crates/keylane/src/rules.rs";
 const EXECUTOR: &str = "crates/keylane/src/executor.rs";
-const CALLER: &str = "crates/keylane/src/caller.rs";
+const CALLER: &str = "crates/keylane/src/cell/caller.rs";
 const CELL: &str = "crates/keylane/src/cell.rs";
 const JOINT: &str = "crates/keylane/src/joint.rs";
 const TASKS: &str = "crates/keylane/src/tasks.rs";
@@ -1288,9 +1288,9 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "caller-run-task-wakes-only-who-polled-it",
         invariant: "L6",
-        file: CELL,
-        find: "        let waiting = lock(&self.slow).take_waiting();\n        waiting.for_each(Waker::wake);",
-        replace: "        let mut slow = lock(&self.slow);\n        let latest = slow.rare().sharers.values().next_back().cloned();\n        let waiting = match latest {\n            Some(latest) => vec![latest],\n            None => slow.take_waiting().collect(),\n        };\n        drop(slow);\n        waiting.into_iter().for_each(Waker::wake);",
+        file: CALLER,
+        find: "        let mut cx = Context::from_waker(&wakes);",
+        replace: "        let latest = lock(&self.slow).rare().sharers.values().next_back().cloned();\n        let latest = latest.unwrap_or(wakes);\n        let mut cx = Context::from_waker(&latest);",
         test: REJECTION,
     },
     Mutation {
@@ -1337,8 +1337,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "timer-of-a-task-that-has-ended",
         invariant: "L8",
         file: CELL,
-        find: "            timer.abort();\n        }\n    }",
-        replace: "            drop(timer);\n        }\n    }",
+        find: "            if let Some(timer) = timer {\n                timer.abort();",
+        replace: "            if let Some(timer) = timer {\n                drop(timer);",
         test: HANDLES,
     },
     Mutation {
@@ -1433,16 +1433,16 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "stop-of-what-goes-back-is-forgotten",
         invariant: "L4",
         file: SHELL_ENDS,
-        find: "            } if let Some(stop) = stop => {",
-        replace: "            } if let Some(stop) = stop.filter(|_| false) => {",
+        find: "        asked.or_else(|| self.work.is_asked(job).then_some(Stop::Asked))",
+        replace: "        let _ = asked;\n        self.work.is_asked(job).then_some(Stop::Asked)",
         test: LIMITED,
     },
     Mutation {
         name: "cancel-of-what-goes-back-is-forgotten",
         invariant: "L11",
         file: SHELL_ENDS,
-        find: "self.work.is_asked(&job)",
-        replace: "(self.work.is_asked(&job) && false)",
+        find: "        asked.or_else(|| self.work.is_asked(job).then_some(Stop::Asked))",
+        replace: "        let _ = job;\n        asked",
         test: LIMITED,
     },
     Mutation {

@@ -140,9 +140,7 @@ where
             Ended::Hold {
                 job,
                 hold: Until::Now,
-            } if let Some(stop) =
-                stop.or_else(|| self.work.is_asked(&job).then_some(Stop::Asked)) =>
-            {
+            } if let Some(stop) = self.stop_of(&job, stop) => {
                 state.lanes.done(ticket);
                 self.begin_publishing(ends);
                 ends.stopped.push((*job, stop));
@@ -153,6 +151,11 @@ where
             }
             Ended::Flush { job } => state.lanes.flush_from(ticket, job.map(|job| *job)),
         }
+    }
+
+    /// How a job that has not begun is to stop, if it is.
+    fn stop_of(&self, job: &W::Job, asked: Option<Stop>) -> Option<Stop> {
+        asked.or_else(|| self.work.is_asked(job).then_some(Stop::Asked))
     }
 
     fn begin_publishing(&self, ends: &mut Ends<W>) {

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::cell::{Cell, TaskRef};
+use super::{Cell, TaskRef};
 use crate::job::Panicked;
 use crate::result::Status;
 use crate::rt::{Mutex, contain, lock};
