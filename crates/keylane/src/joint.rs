@@ -1,6 +1,6 @@
 //! A job and its handle in one piece of memory, and who may touch what of it when.
 //!
-//! The crate's `unsafe` code, and all of it (what implements the two traits says why it may). A task
+//! The crate's `unsafe` code (what implements the two traits says why it may). A task
 //! with a handle is one allocation that both of them own: the task, later its result, is its *part*,
 //! beside what both see at any time, which is *shared*. There is one [`JobRef`], and the part is its
 //! until the result can be seen; from then on it belongs to whoever holds a [`HandleRef`]. With locks
@@ -22,6 +22,7 @@ use std::task::{Context, Poll};
 use crate::clock::Clock;
 use crate::job::{Ending, Ran};
 use crate::lanes::Time;
+use crate::near;
 use crate::result::Why;
 use crate::rt::AtomicU64;
 
@@ -337,18 +338,9 @@ impl JobRef {
     /// one does not keep the next from being on its way.
     #[inline]
     pub(crate) fn fetch(&self) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            const LINE: usize = 64;
-            let first = self.0.as_ptr().cast::<i8>();
-            for line in [first, first.wrapping_add(LINE)] {
-                // SAFETY: a hint, of whatever address.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line) };
-            }
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        std::hint::black_box(self.is_new());
+        let first = self.0.as_ptr().cast::<u8>();
+        near::fetch(first);
+        near::fetch(first.wrapping_add(64));
     }
 
     #[inline]

@@ -139,6 +139,7 @@ mod job;
 mod joint;
 pub mod lanes;
 mod listener;
+mod near;
 mod permits;
 mod reject;
 mod result;

@@ -15,7 +15,7 @@ mod slots;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, Hash};
+use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -26,6 +26,8 @@ use items::Items;
 use rate::Bucket;
 use slots::Slots;
 use turns::{Link, Turns};
+
+use crate::near;
 
 pub use holds::Hold;
 pub use rate::Rate;
@@ -353,6 +355,22 @@ impl<K, J> Lane<K, J> {
     }
 }
 
+/// Has what it is to hash brought near, and what stands before it: there are the counts of what is
+/// counted. Makes nothing of it.
+struct Touch;
+
+impl Hasher for Touch {
+    fn write(&mut self, bytes: &[u8]) {
+        let counts = 2 * size_of::<usize>();
+        near::fetch(bytes.as_ptr());
+        near::fetch(bytes.as_ptr().wrapping_sub(counts));
+    }
+
+    fn finish(&self) -> u64 {
+        0
+    }
+}
+
 /// The running items, by slot.
 #[derive(Default)]
 struct Running {
@@ -605,6 +623,17 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             let Lane { hash, items, .. } = &self.lanes[lane];
             if items.is_empty() {
                 std::hint::black_box(self.index.find(*hash, |&other| other == lane));
+            }
+        }
+    }
+
+    /// As [`Self::fetch`] and after it, for the keys of lanes that will be gone: a key that is counted is
+    /// waited for when it is dropped, each by itself.
+    pub(crate) fn fetch_keys<'a>(&self, tickets: impl Iterator<Item = &'a Ticket>) {
+        let mut touch = Touch;
+        for lane in tickets.map(|ticket| &self.lanes[self.lane_of(ticket)]) {
+            if lane.items.is_empty() && lane.running == 1 {
+                lane.key.hash(&mut touch);
             }
         }
     }

@@ -111,7 +111,11 @@ where
                 let tickets = together.iter().map(|(ticket, _)| ticket);
                 state.lanes.fetch(tickets.clone());
                 if far {
-                    state.lanes.fetch_for_retiring(tickets);
+                    state.lanes.fetch_for_retiring(tickets.clone());
+                }
+                if state.many_keys {
+                    // The user's code, of which nothing is asked here.
+                    let _ = contain(|| state.lanes.fetch_keys(tickets));
                 }
             }
             for (ticket, ended) in ended.by_ref().take(BATCH) {
