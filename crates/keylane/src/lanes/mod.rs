@@ -355,14 +355,13 @@ impl<K, J> Lane<K, J> {
     }
 }
 
-/// Has what it is to hash brought near, and what stands before it: there are the counts of what is
-/// counted. Makes nothing of it.
+/// Has what stands before what it is to hash brought near: there are the counts of what is counted, and
+/// what an allocator notes. Makes nothing of it.
 struct Touch;
 
 impl Hasher for Touch {
     fn write(&mut self, bytes: &[u8]) {
         let counts = 2 * size_of::<usize>();
-        near::fetch(bytes.as_ptr());
         near::fetch(bytes.as_ptr().wrapping_sub(counts));
     }
 
