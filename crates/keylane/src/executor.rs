@@ -740,3 +740,20 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Executor<K> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn of_tasks_that_have_ended_nothing_is_known() {
+        let executor = Executor::builder().build().unwrap();
+        for key in 0..200 {
+            executor.post(key, tokio::task::yield_now()).unwrap();
+        }
+        tokio::task::yield_now().await;
+        assert!(executor.owner.shell.known() > 0, "they can be stopped");
+        executor.all_idle().await;
+        assert_eq!(executor.owner.shell.known(), 0);
+    }
+}

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use crate::lanes::Ticket;
-use crate::rt::{AtomicBool, Mutex, lock};
+use crate::rt::{AtomicBool, Mutex, MutexGuard, lock};
 use crate::shell::{Apart, Stop};
 
 /// How many locks there are.
@@ -65,9 +65,26 @@ impl Stops {
         lock(place).asked(at, ticket.sequence())
     }
 
-    /// A run that was registered is over.
-    pub(crate) fn forget(&self, ticket: &Ticket) {
-        drop(self.take(ticket));
+    /// These runs that were registered are over: nobody wakes them any more.
+    pub(crate) fn forget<'a>(
+        &self,
+        tickets: impl Iterator<Item = &'a Ticket>,
+        wakers: &mut Vec<Waker>,
+    ) {
+        let mut locked: Option<(usize, MutexGuard<'_, Place>)> = None;
+        for ticket in tickets {
+            let (place, at) = place_of(ticket.slot());
+            let mut guard = match locked.take() {
+                Some((of, guard)) if of == place => guard,
+                other => {
+                    // One at a time.
+                    drop(other);
+                    lock(&self.places[place].0)
+                }
+            };
+            wakers.extend(guard.take_waker(at, ticket.sequence()));
+            locked = Some((place, guard));
+        }
     }
 
     /// The permit of a run is free: what it was asked in the end does not count for the next run of
@@ -76,7 +93,9 @@ impl Stops {
         if !self.any.load(Ordering::Acquire) {
             return None;
         }
-        match self.take(ticket)? {
+        let (place, at) = self.place(ticket.slot());
+        let known = lock(place).take(at, ticket.sequence())?;
+        match known {
             Known::Asked(stop) => Some(stop),
             Known::Goes(_) => None,
         }
@@ -104,18 +123,25 @@ impl Stops {
         wakers
     }
 
-    /// What is known of a run; nothing of it is kept. A waker is dropped outside the lock.
-    fn take(&self, ticket: &Ticket) -> Option<Known> {
-        let (place, at) = self.place(ticket.slot());
-        lock(place).take(at, ticket.sequence())
-    }
-
     /// Where this slot is.
     fn place(&self, slot: usize) -> (&Mutex<Place>, usize) {
-        let (group, in_group) = (slot / TOGETHER, slot % TOGETHER);
-        let at = group / PLACES * TOGETHER + in_group;
-        (&self.places[group % PLACES].0, at)
+        let (place, at) = place_of(slot);
+        (&self.places[place].0, at)
     }
+}
+
+#[cfg(test)]
+impl Stops {
+    /// Of how many runs something is known.
+    pub(crate) fn len(&self) -> usize {
+        self.places.iter().map(|place| lock(&place.0).taken).sum()
+    }
+}
+
+/// In which place a slot is, and where in there.
+fn place_of(slot: usize) -> (usize, usize) {
+    let (group, in_group) = (slot / TOGETHER, slot % TOGETHER);
+    (group % PLACES, group / PLACES * TOGETHER + in_group)
 }
 
 impl Place {
@@ -132,6 +158,17 @@ impl Place {
         }
         let before = self.slots[at].replace((seq, known));
         self.taken += usize::from(before.is_none());
+    }
+
+    /// Who wakes this run, if it was not asked to stop; that is not kept.
+    fn take_waker(&mut self, at: usize, seq: u64) -> Option<Waker> {
+        if self.asked(at, seq).is_some() {
+            return None;
+        }
+        match self.take(at, seq)? {
+            Known::Goes(waker) => Some(waker),
+            Known::Asked(_) => None,
+        }
     }
 
     /// What is known of this run; nothing of it is kept.

@@ -84,6 +84,26 @@ pub(crate) struct RunTask {
     span: Option<Box<tracing::Span>>,
 }
 
+impl RunTask {
+    /// It comes back if it is not ready.
+    #[inline(always)]
+    fn poll(
+        mut self,
+        cx: &mut Context<'_>,
+        before: &mut Option<Time>,
+        clock: &Clock,
+    ) -> Result<Finished, Self> {
+        let polled = {
+            let _entered = self.span.as_ref().map(|span| span.enter());
+            self.job.poll(cx, before, clock)
+        };
+        match polled {
+            Poll::Pending => Err(self),
+            Poll::Ready(ran) => Ok(Finished { job: self.job, ran }),
+        }
+    }
+}
+
 /// A task that ended, its result not yet seen by anybody.
 pub(crate) struct Finished {
     pub(crate) job: JobRef,
@@ -126,18 +146,24 @@ impl<K: Hash + Eq + Clone + Send + Sync + 'static> Work<Lane<K>> for Tasks<K> {
     #[inline(always)]
     fn poll(
         &self,
-        mut run: RunTask,
+        run: RunTask,
         cx: &mut Context<'_>,
         before: &mut Option<Time>,
     ) -> Result<Ended<Self::Job, Finished>, RunTask> {
-        let polled = {
-            let _entered = run.span.as_ref().map(|span| span.enter());
-            run.job.poll(cx, before, &self.clock)
-        };
-        match polled {
-            Poll::Pending => Err(run),
-            Poll::Ready(ran) => Ok(Ended::Done(Finished { job: run.job, ran }.remains())),
-        }
+        let finished = run.poll(cx, before, &self.clock)?;
+        Ok(Ended::Done(finished.remains()))
+    }
+
+    fn poll_apart(
+        &self,
+        run: RunTask,
+        cx: &mut Context<'_>,
+    ) -> Result<Ended<Self::Job, Finished>, RunTask> {
+        let finished = run.poll(cx, &mut None, &self.clock)?;
+        Ok(match finished.ran {
+            Ran::Unseen => Ended::Over(finished),
+            Ran::Done | Ran::Other(_) => Ended::Done(Some(finished)),
+        })
     }
 
     #[inline]

@@ -236,6 +236,14 @@ const SHUTTLE: TestRun = TestRun {
     env: &[("RUSTFLAGS", "--cfg keylane_shuttle")],
 };
 
+/// What is only seen from inside.
+const UNIT: TestRun = TestRun {
+    package: "keylane",
+    target: &["--lib"],
+    filter: "",
+    env: &[],
+};
+
 /// Fewer histories than usual, and always the same ones.
 const HISTORIES: TestRun = TestRun {
     package: "keylane",
@@ -1025,8 +1033,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "result-before-its-permit-is-free",
         invariant: "L5",
         file: TASKS,
-        find: "            Poll::Ready(ran) => Ok(Ended::Done(Finished { job: run.job, ran }.remains())),",
-        replace: "            Poll::Ready(ran) => {\n                self.publish(Finished { job: run.job, ran });\n                Ok(Ended::Done(None))\n            }",
+        find: "            Ran::Done | Ran::Other(_) => Ended::Done(Some(finished)),\n        })",
+        replace: "            Ran::Done | Ran::Other(_) => {\n                self.publish(finished);\n                Ended::Done(None)\n            }\n        })",
         test: SHUTTLE,
     },
     Mutation {
@@ -1073,9 +1081,33 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "left-end-that-nobody-reports",
         invariant: "L4",
         file: SHELL_ENDS,
-        find: "            inbox.runners += 1;\n            drop(inbox);\n            self.start_collector();",
-        replace: "            inbox.again = true;",
+        find: "        inbox.runners += 1;\n        inbox.collector = true;\n        drop(inbox);\n        self.start_collector();",
+        replace: "        inbox.again = true;",
         test: SHUTTLE,
+    },
+    Mutation {
+        name: "collector-starts-something-with-ends-left",
+        invariant: "L6",
+        file: SHELL_RUNNER,
+        find: "        if self.any_ends.load(Ordering::Acquire) {\n            self.call_collector(inbox);\n        }",
+        replace: "        drop(inbox);",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "collector-that-went-is-counted-on",
+        invariant: "L4",
+        file: SHELL_RUNNER,
+        find: "        self.collector &= !collects;",
+        replace: "        let _ = collects;",
+        test: SHUTTLE,
+    },
+    Mutation {
+        name: "task-that-has-ended-stays-in-memory",
+        invariant: "L8",
+        file: SHELL_ENDS,
+        find: "        self.stops.forget(tickets, &mut ends.tasks);",
+        replace: "        tickets.for_each(drop);",
+        test: UNIT,
     },
     Mutation {
         name: "ends-keep-shared-permits",
@@ -1113,7 +1145,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "stopped-run-keeps-its-permit",
         invariant: "L4",
         file: SHELL_DRIVEN,
-        find: "        let after = self.shell.work.abandon(run, stop);\n        self.shell.end_one((ticket, Ended::Done(after)));",
+        find: "        let after = self.shell.work.abandon(run, stop);\n        let ended = self.ended(ticket, Ended::Done(after));\n        self.shell.end_one(ended);",
         replace: "        let after = self.shell.work.abandon(run, stop);\n        std::mem::forget((ticket, after));",
         test: SHUTTLE,
     },

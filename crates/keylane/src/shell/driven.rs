@@ -55,30 +55,17 @@ where
     fn poll_run(&mut self, cx: &mut Context<'_>) -> Poll<EndedRun<W>> {
         let (run, ticket) = self.run.take().expect("polled until it is ready");
         self.begun = true;
-        match self.shell.work.poll(run, cx, &mut None) {
+        match self.shell.work.poll_apart(run, cx) {
             Err(run) => {
                 self.run = Some((run, ticket));
                 Poll::Pending
             }
-            Ok(ended) => {
-                self.forget(&ticket);
-                Poll::Ready((ticket, ended))
-            }
+            Ok(ended) => Poll::Ready(self.ended(ticket, ended)),
         }
     }
 
-    /// The run is over, or is to be.
-    fn take_run(&mut self) -> (W::Run, Ticket) {
-        let (run, ticket) = self.run.take().expect("it is not over yet");
-        self.forget(&ticket);
-        (run, ticket)
-    }
-
-    /// Nobody has to be able to wake it any more.
-    fn forget(&mut self, ticket: &Ticket) {
-        if std::mem::take(&mut self.registered) {
-            self.shell.stops.forget(ticket);
-        }
+    fn ended(&mut self, ticket: Ticket, ended: Ended<W::Job, W::After>) -> EndedRun<W> {
+        EndedRun::of_task(ticket, ended, std::mem::take(&mut self.registered))
     }
 
     /// How the run was asked to stop, if it was.
@@ -119,9 +106,10 @@ where
     }
 
     fn abandon(&mut self, stop: Stop) {
-        let (run, ticket) = self.take_run();
+        let (run, ticket) = self.run.take().expect("it is not over yet");
         let after = self.shell.work.abandon(run, stop);
-        self.shell.end_one((ticket, Ended::Done(after)));
+        let ended = self.ended(ticket, Ended::Done(after));
+        self.shell.end_one(ended);
     }
 }
 
@@ -205,7 +193,7 @@ where
         };
         state.take_in(&self.inbox.0, self.intake());
         let mut ends = Ends::default();
-        self.report_one(&mut state, ended.0, ended.1, &mut ends);
+        self.report_alone(&mut state, ended, &mut ends);
         let next = match self.is_one_by_one(&state) {
             true => {
                 let now = self.tick(&mut state);

@@ -1,21 +1,51 @@
 //! Runs that ended: reported to the lanes, then their results can be seen.
 
 use std::sync::atomic::Ordering;
+use std::task::Waker;
 
-use super::{BATCH, Ended, PLACES, Shell, State, Stop, Types, Until, Work};
+use super::{BATCH, Ended, Inbox, PLACES, Shell, State, Stop, Types, Until, Work};
 use crate::lanes::Ticket;
-use crate::rt::{contain, lock};
+use crate::rt::{MutexGuard, contain, lock};
 
 /// The most ends whose memory is kept when they are reported.
 pub(super) const MOST_KEPT: usize = BATCH * BATCH;
 
 /// A run that ended, with its permit.
-pub(super) type EndedRun<W> = (Ticket, Ended<<W as Types>::Job, <W as Types>::After>);
+pub(super) struct EndedRun<W: Types> {
+    ticket: Ticket,
+    ended: Ended<W::Job, W::After>,
+    /// It could be woken to be stopped.
+    registered: bool,
+}
+
+impl<W: Types> EndedRun<W> {
+    /// Of a run that was no task of its own.
+    pub(super) fn of_runner(ticket: Ticket, ended: Ended<W::Job, W::After>) -> Self {
+        Self::of_task(ticket, ended, false)
+    }
+
+    pub(super) fn of_task(
+        ticket: Ticket,
+        ended: Ended<W::Job, W::After>,
+        registered: bool,
+    ) -> Self {
+        Self {
+            ticket,
+            ended,
+            registered,
+        }
+    }
+}
 
 /// Ends that were reported: how many permits that freed, and what is to be seen of them.
 pub(super) struct Ends<W: Types> {
     freed: usize,
     afters: Vec<W::After>,
+    /// What is left of those of which nothing is to be seen, and what keeps the memory of their tasks.
+    /// Freed by whoever reports them: workers that free what they ended would wait for each other in
+    /// the allocator, each having much of what the other one allocated.
+    over: Vec<W::After>,
+    tasks: Vec<Waker>,
     /// Went back to their place, but were to stop: they are not to begin again.
     stopped: Vec<(W::Job, Stop)>,
     /// Their number among those being published, if there is anything to be seen of them.
@@ -27,6 +57,8 @@ impl<W: Types> Default for Ends<W> {
         Self {
             freed: 0,
             afters: Vec::new(),
+            over: Vec::new(),
+            tasks: Vec::new(),
             stopped: Vec::new(),
             number: 0,
         }
@@ -49,7 +81,7 @@ where
     pub(super) fn end_one(&self, ended: EndedRun<W>) {
         let mut state = lock(&self.state.0);
         let mut ends = Ends::default();
-        self.report_one(&mut state, ended.0, ended.1, &mut ends);
+        self.report_alone(&mut state, ended, &mut ends);
         let out = self.finish(&mut state);
         drop(state);
         self.publish(&mut ends);
@@ -69,15 +101,21 @@ where
             }
             self.any_ends.store(true, Ordering::Release);
         }
-        let mut inbox = lock(&self.inbox.0);
+        self.call_collector(lock(&self.inbox.0));
+    }
+
+    /// Has a runner come for ends that were left. One at a time: two would only wait for each other,
+    /// at the lanes and in the allocator.
+    pub(super) fn call_collector(&self, mut inbox: MutexGuard<'_, Inbox<K, W::Job>>) {
         // Also beside another runner: that one may be in the middle of a long poll.
-        if inbox.runners < self.workers {
-            inbox.runners += 1;
-            drop(inbox);
-            self.start_collector();
-        } else {
+        if inbox.collector || inbox.runners >= self.workers {
             inbox.again = true;
+            return;
         }
+        inbox.runners += 1;
+        inbox.collector = true;
+        drop(inbox);
+        self.start_collector();
     }
 
     pub(super) fn take_ends(&self, ended: &mut Vec<EndedRun<W>>) {
@@ -107,8 +145,9 @@ where
         while !ended.as_slice().is_empty() {
             // As with starts: what is far away is fetched together.
             let together = &ended.as_slice()[..BATCH.min(ended.len())];
+            self.forget_tasks(together, ends);
             if together.len() > 1 {
-                let tickets = together.iter().map(|(ticket, _)| ticket);
+                let tickets = together.iter().map(|ended| &ended.ticket);
                 state.lanes.fetch(tickets.clone());
                 if far {
                     state.lanes.fetch_for_retiring(tickets.clone());
@@ -118,24 +157,45 @@ where
                     let _ = contain(|| state.lanes.fetch_keys(tickets));
                 }
             }
-            for (ticket, ended) in ended.by_ref().take(BATCH) {
-                self.report_one(state, ticket, ended, ends);
+            for ended in ended.by_ref().take(BATCH) {
+                self.report_one(state, ended, ends);
             }
         }
     }
 
-    #[inline]
-    pub(super) fn report_one(
+    /// As [`Self::report`].
+    pub(super) fn report_alone(
         &self,
         state: &mut State<K, W::Job>,
-        ticket: Ticket,
-        ended: Ended<W::Job, W::After>,
+        ended: EndedRun<W>,
+        ends: &mut Ends<W>,
+    ) {
+        self.forget_tasks(std::slice::from_ref(&ended), ends);
+        self.report_one(state, ended, ends);
+    }
+
+    /// Nobody has to be able to wake them any more.
+    fn forget_tasks(&self, ended: &[EndedRun<W>], ends: &mut Ends<W>) {
+        let registered = ended.iter().filter(|ended| ended.registered);
+        let tickets = registered.map(|ended| &ended.ticket);
+        self.stops.forget(tickets, &mut ends.tasks);
+    }
+
+    #[inline]
+    fn report_one(
+        &self,
+        state: &mut State<K, W::Job>,
+        EndedRun { ticket, ended, .. }: EndedRun<W>,
         ends: &mut Ends<W>,
     ) {
         ends.freed += 1;
         let stop = self.stops.forget_asked(&ticket);
         match ended {
             Ended::Done(None) => state.lanes.done(ticket),
+            Ended::Over(after) => {
+                state.lanes.done(ticket);
+                ends.over.push(after);
+            }
             Ended::Done(Some(after)) => {
                 state.lanes.done(ticket);
                 self.begin_publishing(ends);
@@ -170,10 +230,22 @@ where
 
     /// The permits are free: gives shared ones back, then lets the results be seen.
     pub(super) fn publish(&self, ends: &mut Ends<W>) {
+        self.free(ends);
+        self.let_see(ends);
+    }
+
+    /// Gives shared permits back, and memory of which nothing is to be seen.
+    pub(super) fn free(&self, ends: &mut Ends<W>) {
         let freed = std::mem::take(&mut ends.freed);
         if let Some(permits) = &self.permits {
             permits.give(freed);
         }
+        ends.over.clear();
+        ends.tasks.clear();
+    }
+
+    /// The user's code may run, and take its time.
+    pub(super) fn let_see(&self, ends: &mut Ends<W>) {
         if ends.are_unseen() {
             return;
         }

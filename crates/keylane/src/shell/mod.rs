@@ -59,6 +59,8 @@ struct Inbox<K, J> {
     closed: bool,
     /// Runners that will look at the lanes again before they end.
     runners: usize,
+    /// One of them comes for ends that were left, and starts nothing before it has looked for more.
+    collector: bool,
     /// Something changed for the runners since they last looked.
     again: bool,
     /// Somebody sees to it that a runner in the middle of a long poll is not waited for.
@@ -178,6 +180,7 @@ where
                 direct: must_be_direct(&limits) || work.has_specs(),
                 closed: false,
                 runners: 0,
+                collector: false,
                 again: false,
                 watched: false,
             })),
@@ -221,6 +224,12 @@ where
             publishing: Mutex::default(),
             me: me.clone(),
         })
+    }
+
+    /// How many runs can be woken to be stopped.
+    #[cfg(test)]
+    pub(crate) fn known(&self) -> usize {
+        self.stops.len()
     }
 
     /// As [`Spawner::timeout`].

@@ -7,7 +7,7 @@ use std::task::{Context, Waker};
 use super::driven::Driven;
 use super::ends::{EndedRun, Ends, MOST_KEPT};
 use super::first_polls::RunnerId;
-use super::{Ended, Shell, Until, Work};
+use super::{Ended, Inbox, Shell, Types, Until, Work};
 use crate::lanes::Ticket;
 use crate::rt::{lock, try_lock};
 
@@ -38,6 +38,8 @@ where
     /// Results were let be seen since others could run.
     published: bool,
     retired: bool,
+    /// It is the collector: whoever leaves an end counts on it.
+    collects: bool,
     /// How many changes there had been when the batch was taken.
     changes: u32,
 }
@@ -47,7 +49,7 @@ where
     K: std::hash::Hash + Eq + Clone + Send + Sync + 'static,
     W: Work<K>,
 {
-    fn new(shell: Arc<Shell<K, W>>) -> Self {
+    fn new(shell: Arc<Shell<K, W>>, collects: bool) -> Self {
         Self {
             id: shell.next_runner.fetch_add(1, Ordering::Relaxed),
             shell,
@@ -59,6 +61,7 @@ where
             waited: false,
             published: false,
             retired: false,
+            collects,
             changes: 0,
         }
     }
@@ -72,9 +75,10 @@ where
                 continue;
             };
             if self.batch.is_empty() && !self.untaken {
-                self.retired = self.shell.retire();
+                self.retired = self.shell.retire(self.collects);
                 continue;
             }
+            self.stop_collecting();
             let (now, spawned) = self.poll_batch();
             if self.shell.has_surplus_runner() && self.lets_go() {
                 // Dropped, it reports what ended.
@@ -106,6 +110,13 @@ where
         self.one_by_one || lock(&self.shell.state.0).first_polls.let_go(self.id)
     }
 
+    /// From here on it may take its time: whoever leaves an end does not count on it any more.
+    fn stop_collecting(&mut self) {
+        if std::mem::take(&mut self.collects) {
+            self.shell.collected();
+        }
+    }
+
     /// One lock: report what ended, take in what was submitted, take the next batch. Answers whether
     /// another runner was called; nothing where somebody else has the lock, and this worker may have
     /// better to do than to wait for it.
@@ -126,8 +137,7 @@ where
             self.ended = std::mem::take(&mut lock(&shell.spare));
         }
         shell.take_ends(&mut self.ended);
-        let ends = &mut self.ends;
-        shell.report(&mut state, &mut self.ended, ends);
+        shell.report(&mut state, &mut self.ended, &mut self.ends);
         let full = shell.take_starts(&mut state, self.id, &mut self.batch);
         if self.batch.is_empty() && self.ended.capacity() <= MOST_KEPT {
             *lock(&shell.spare) = std::mem::take(&mut self.ended);
@@ -137,8 +147,12 @@ where
         let mut out = shell.finish(&mut state);
         let more = std::mem::take(&mut out.run) && full;
         drop(state);
-        self.published |= !ends.are_unseen();
-        shell.publish(ends);
+        shell.free(&mut self.ends);
+        if !self.ends.are_unseen() {
+            self.published = true;
+            self.stop_collecting();
+            shell.let_see(&mut self.ends);
+        }
         let helped = more && shell.another_runner();
         shell.deliver(out);
         Some(helped)
@@ -205,14 +219,15 @@ where
             // It has not begun: whether dropping it would stop it is no question.
             if let Some(stop) = shell.stops.asked(&ticket) {
                 let after = shell.work.abandon(run, stop);
-                self.ended.push((ticket, Ended::Done(after)));
+                let ended = Ended::Done(after);
+                self.ended.push(EndedRun::of_runner(ticket, ended));
                 continue;
             }
             if polls {
                 run = match shell.work.poll(run, &mut cx, &mut before) {
                     Err(run) => run,
                     Ok(ended) => {
-                        self.ended.push((ticket, ended));
+                        self.ended.push(EndedRun::of_runner(ticket, ended));
                         continue;
                     }
                 };
@@ -265,15 +280,25 @@ where
     fn drop(&mut self) {
         if !self.retired {
             let (ended, batch) = (&mut self.ended, &mut self.batch);
-            self.shell.take_over(self.id, ended, batch, &mut self.ends);
+            let ends = &mut self.ends;
+            self.shell
+                .take_over(self.id, self.collects, ended, batch, ends);
         }
     }
 }
 
+impl<K, J> Inbox<K, J> {
+    /// A runner goes.
+    fn go(&mut self, collects: bool) {
+        self.runners -= 1;
+        self.collector &= !collects;
+    }
+}
+
 /// What was taken and not begun goes back to its place, and starts again if it may.
-fn put_back<J, A>(ticket: Ticket, job: J) -> (Ticket, Ended<J, A>) {
+fn put_back<W: Types>(ticket: Ticket, job: W::Job) -> EndedRun<W> {
     let (job, hold) = (Box::new(job), Until::Now);
-    (ticket, Ended::Hold { job, hold })
+    EndedRun::of_runner(ticket, Ended::Hold { job, hold })
 }
 
 impl<K, W> Shell<K, W>
@@ -286,7 +311,7 @@ where
             let comes = Coming(Some(shell));
             self.spawner.spawn(async move {
                 // Made inside: a runner that never came has nothing that others take over.
-                Runner::new(comes.came()).run().await;
+                Runner::new(comes.came(), false).run().await;
             });
         }
     }
@@ -301,7 +326,7 @@ where
     /// and are then reported at once.
     pub(super) fn start_collector(&self) {
         if let Some(shell) = self.me.upgrade() {
-            let runner = Runner::new(shell);
+            let runner = Runner::new(shell, true);
             self.spawner.spawn(async move {
                 crate::rt::yield_now().await;
                 runner.run().await;
@@ -336,18 +361,27 @@ where
     }
 
     /// The runner found nothing to start: it ends, unless something changed since it looked.
-    fn retire(&self) -> bool {
+    fn retire(&self, collects: bool) -> bool {
         let mut inbox = lock(&self.inbox.0);
         if !inbox.queue.is_empty() || std::mem::take(&mut inbox.again) {
             return false;
         }
-        inbox.runners -= 1;
+        inbox.go(collects);
         true
+    }
+
+    /// The collector does something else now: ends that were left meanwhile are another's.
+    fn collected(&self) {
+        let mut inbox = lock(&self.inbox.0);
+        inbox.collector = false;
+        if self.any_ends.load(Ordering::Acquire) {
+            self.call_collector(inbox);
+        }
     }
 
     /// A runner that was called is not coming: whoever counted on it to report an end is not let down.
     fn never_comes(&self) {
-        lock(&self.inbox.0).runners -= 1;
+        lock(&self.inbox.0).go(false);
         let mut ended = Vec::new();
         self.take_ends(&mut ended);
         ended.into_iter().for_each(|ended| self.end_one(ended));
@@ -358,12 +392,13 @@ where
     fn take_over(
         &self,
         runner: RunnerId,
+        collects: bool,
         ended: &mut Vec<EndedRun<W>>,
         batch: &mut Vec<(Ticket, W::Job)>,
         ends: &mut Ends<W>,
     ) {
         // In this order: whoever leaves an end now does not count on this runner.
-        lock(&self.inbox.0).runners -= 1;
+        lock(&self.inbox.0).go(collects);
         self.take_ends(ended);
         let mut state = lock(&self.state.0);
         batch.extend(state.first_polls.gone(runner));

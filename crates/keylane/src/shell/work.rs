@@ -48,6 +48,15 @@ pub(crate) trait Work<K>:
         cx: &mut Context<'_>,
         before: &mut Option<Time>,
     ) -> Result<Ended<Self::Job, Self::After>, Self::Run>;
+    /// As [`Work::poll`], by a task of its own on any thread: memory that is left may be handed on
+    /// ([`Ended::Over`]), for all that ends about now to be freed together.
+    fn poll_apart(
+        &self,
+        run: Self::Run,
+        cx: &mut Context<'_>,
+    ) -> Result<Ended<Self::Job, Self::After>, Self::Run> {
+        self.poll(run, cx, &mut None)
+    }
     /// Looks at what starting the job will need, so that it is near when that comes.
     fn fetch(&self, job: &Self::Job);
     /// Whether the run may be asked to stop, because dropping it does that.
@@ -86,8 +95,15 @@ pub(crate) trait Work<K>:
 /// several times, and jobs may be large.
 pub(crate) enum Ended<J, A> {
     Done(Option<A>),
-    Hold { job: Box<J>, hold: Until },
-    Flush { job: Option<Box<J>> },
+    /// Done, with nothing left to do but to free this.
+    Over(A),
+    Hold {
+        job: Box<J>,
+        hold: Until,
+    },
+    Flush {
+        job: Option<Box<J>>,
+    },
 }
 
 /// How long a put-back job is held.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ::shuttle::future::{block_on, spawn, yield_now};
+use ::shuttle::sync::{Condvar, Mutex as ShuttleMutex};
 use keylane::{Executor, Handler, Mode, Permits, Policy, Queued, Reason, Reply, Status};
 
 /// How often each scenario is run with each scheduler.
@@ -188,6 +189,27 @@ fn a_runner_that_retires_sees_what_became_ready_meanwhile() {
     explore(|| {
         let builder = Executor::builder().queue_limit_per_key(10);
         two_submitters(builder.build().unwrap())
+    });
+}
+
+#[test]
+fn an_end_does_not_wait_for_what_its_collector_starts() {
+    explore(|| async {
+        let executor = Executor::builder().build().unwrap();
+        let seen = Arc::new((ShuttleMutex::new(false), Condvar::new()));
+        let first = executor.submit(0, yield_now());
+        let other = executor.submit(1, yield_now());
+        let gate = seen.clone();
+        let behind = executor.submit(0, async move {
+            let (seen, changed) = &*gate;
+            let seen = seen.lock().unwrap();
+            drop(changed.wait_while(seen, |seen| !*seen).unwrap());
+        });
+        assert!(other.await.is_done());
+        *seen.0.lock().unwrap() = true;
+        seen.1.notify_all();
+        assert!(first.await.is_done() && behind.await.is_done());
+        assert_nothing_left(&executor);
     });
 }
 
