@@ -24,7 +24,10 @@ type Part = fn(&mut Report);
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if let Some(("--alone", part)) = args.first().map(String::as_str).zip(args.get(1)) {
-        return memory::measure_alone(part);
+        return match part.as_str() {
+            "noop" => noop::measure_alone(&args[1..]),
+            part => memory::measure_alone(part),
+        };
     }
     let wanted: Vec<&String> = args.iter().filter(|arg| !arg.starts_with("--")).collect();
     let wants = |part: &str| wanted.is_empty() || wanted.iter().any(|arg| part.contains(*arg));
@@ -36,14 +39,17 @@ fn main() {
         }
         let submitters = given("submitters=").map(|s| s.parse().expect("a number of submitters"));
         let handles = given("handles=").map(|yes| yes == "yes");
-        return noop::profile(
+        let all = [(1, false), (2, false), (1, true), (2, true)];
+        let settings = all.map(|(submitters, handles)| noop::Setting {
             keys,
-            submitters.as_ref().map_or(&[1, 2], std::slice::from_ref),
-            handles
-                .as_ref()
-                .map_or(&[false, true], std::slice::from_ref),
-            given("floor=") != Some("no"),
-        );
+            submitters,
+            handles,
+        });
+        let wanted = settings.into_iter().filter(|setting| {
+            submitters.is_none_or(|wanted| setting.submitters == wanted)
+                && handles.is_none_or(|wanted| setting.handles == wanted)
+        });
+        return noop::profile(wanted, given("floor=") != Some("no"));
     }
     let mut report = Report::new();
     let parts: [(&str, Part); 5] = [

@@ -1,6 +1,12 @@
 //! Tasks that do nothing: the cost of the executor itself, beside the floor.
+//!
+//! What a machine gives changes from one minute to the next, and what a heap gives with what ran on it
+//! before. So every round of a point is a process of its own, and the points take turns: a ratio,
+//! also one of two points, compares what ran within seconds, each on a heap of its own making.
 
+use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use keylane::Executor;
 use tokio::runtime::Runtime;
@@ -10,7 +16,7 @@ use crate::load::{self, NoOp, Numbers, OUTSTANDING};
 use crate::report::{Report, print_table};
 use crate::usage::{Cost, median, runtime};
 
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 const TASKS: usize = 500_000;
 const KEYS: [usize; 5] = [1, 100, 10_000, 100_000, 1_000_000];
 
@@ -22,11 +28,23 @@ enum Way {
     FloorWithHandles,
 }
 
-/// The rounds of one point.
+/// What is varied.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Setting {
+    pub(crate) keys: usize,
+    pub(crate) submitters: usize,
+    pub(crate) handles: bool,
+}
+
+/// What one round cost, and how many tasks of it were out of order.
+struct Round {
+    cost: Cost,
+    violations: u64,
+}
+
+/// The rounds of one setting.
 struct Point {
-    keys: usize,
-    submitters: usize,
-    handles: bool,
+    setting: Setting,
     ours: Vec<Cost>,
     floor: Vec<Cost>,
     violations: u64,
@@ -34,29 +52,62 @@ struct Point {
 }
 
 pub(crate) fn run(report: &mut Report) {
-    let runtime = runtime();
     let mut points = Vec::new();
     for handles in [false, true] {
         for submitters in [1, 2] {
-            for keys in KEYS {
-                points.push(point(&runtime, keys, submitters, handles, true));
-            }
+            points.extend(KEYS.map(|keys| {
+                Point::new(Setting {
+                    keys,
+                    submitters,
+                    handles,
+                })
+            }));
+        }
+    }
+    for number in 1..=ROUNDS {
+        eprintln!("no-op: round {number} of {ROUNDS}");
+        for point in &mut points {
+            point.add(in_own_process(point.setting));
         }
     }
     print_points(&points);
     goals(report, &points);
 }
 
-/// Some points, for a profile.
-pub(crate) fn profile(keys: usize, submitters: &[usize], handles: &[bool], floor: bool) {
-    let runtime = runtime();
-    let mut points = Vec::new();
-    for &handles in handles {
-        for &submitters in submitters {
-            points.push(point(&runtime, keys, submitters, handles, floor));
-        }
+/// Some points, in this process, for a profile.
+pub(crate) fn profile(settings: impl Iterator<Item = Setting>, beside_floor: bool) {
+    let points = settings.map(|setting| {
+        let rig = Rig::new(setting, beside_floor);
+        rig.both();
+        let mut point = Point::new(setting);
+        (0..ROUNDS).for_each(|_| point.add(rig.both()));
+        point
+    });
+    print_points(&points.collect::<Vec<_>>());
+}
+
+/// A round of the floor and one of ours.
+fn in_own_process(setting: Setting) -> [Round; 2] {
+    let me = std::env::current_exe().expect("the path of this program");
+    let output = Command::new(me)
+        .arg("--alone")
+        .args(setting.words())
+        .output();
+    let text = String::from_utf8(output.expect("it runs").stdout).expect("text");
+    let mut rounds = text.lines().map(Round::from_line);
+    let both = rounds.next().flatten().zip(rounds.next().flatten());
+    both.unwrap_or_else(|| panic!("{:?} answered {text:?}", setting.words()))
+        .into()
+}
+
+/// The child's part.
+pub(crate) fn measure_alone(words: &[String]) {
+    let rig = Rig::new(Setting::from_words(words), true);
+    // Warms up what is kept: the floor's map, the allocator.
+    rig.both();
+    for round in rig.both() {
+        println!("{}", round.line());
     }
-    print_points(&points);
 }
 
 fn print_points(points: &[Point]) {
@@ -80,8 +131,13 @@ fn print_points(points: &[Point]) {
 
 fn goals(report: &mut Report, points: &[Point]) {
     let find = |keys, submitters, handles| {
-        let same = |p: &&Point| (p.keys, p.submitters, p.handles) == (keys, submitters, handles);
-        points.iter().find(same).expect("it was measured")
+        let wanted = Setting {
+            keys,
+            submitters,
+            handles,
+        };
+        let found = points.iter().find(|point| point.setting == wanted);
+        found.expect("it was measured")
     };
     let each = |at: &dyn Fn(&Point) -> f64, keys| {
         [(1, false), (2, false), (1, true), (2, true)].map(|(s, h)| at(find(keys, s, h)))
@@ -113,33 +169,33 @@ fn goals(report: &mut Report, points: &[Point]) {
         cpu_of(&aim.ours) <= 400.0 && rate_of(&aim.ours) >= 3e6,
     );
     let (hot, hundred) = (find(1, 1, false), find(100, 1, false));
+    let times = by_round(&hot.ours, &hundred.ours, Cost::per_second);
     report.goal(
         "one hot key beside 100 keys, one submitter",
         "at least as fast",
         format!(
-            "{:.2} / {:.2} M/s, {:.0} / {:.0} ns CPU",
+            "{times:.2} × ({:.2} / {:.2} M/s, {:.0} / {:.0} ns CPU)",
             rate_of(&hot.ours) / 1e6,
             rate_of(&hundred.ours) / 1e6,
             cpu_of(&hot.ours),
             cpu_of(&hundred.ours)
         ),
-        rate_of(&hot.ours) >= rate_of(&hundred.ours) * 0.97,
+        times >= 0.97,
     );
-    let million = each(&|p| cpu_of(&p.ours), 1_000_000);
-    let times: Vec<f64> = million
-        .iter()
-        .zip(cpu)
-        .map(|(million, ten)| million / ten)
-        .collect();
+    let beside_ten_thousand = |million: &Point| {
+        let Setting {
+            submitters,
+            handles,
+            ..
+        } = million.setting;
+        let ten_thousand = find(10_000, submitters, handles);
+        by_round(&million.ours, &ten_thousand.ours, Cost::cpu_nanos)
+    };
+    let times = each(&beside_ten_thousand, 1_000_000);
     report.goal(
         &format!("CPU a task at 1 M keys ({of_all})"),
         "≤ 4 × that at 10 k",
-        times
-            .iter()
-            .map(|times| format!("{times:.1}"))
-            .collect::<Vec<_>>()
-            .join(" / ")
-            + " ×",
+        times.map(|times| format!("{times:.1}")).join(" / ") + " ×",
         times.iter().all(|times| *times <= 4.0),
     );
     let violations: u64 = points.iter().map(|point| point.violations).sum();
@@ -159,18 +215,76 @@ fn rate_of(rounds: &[Cost]) -> f64 {
     median(rounds.iter().map(Cost::per_second))
 }
 
+/// How many times what `one` has the `other` has, round by round: both ran at nearly the same time.
+fn by_round(one: &[Cost], other: &[Cost], of: fn(&Cost) -> f64) -> f64 {
+    let rounds = one.iter().zip(other);
+    median(rounds.map(|(one, other)| of(one) / of(other)))
+}
+
+impl Setting {
+    fn words(&self) -> [String; 4] {
+        let numbers = [self.keys, self.submitters, usize::from(self.handles)];
+        let [keys, submitters, handles] = numbers.map(|number| number.to_string());
+        ["noop".to_owned(), keys, submitters, handles]
+    }
+
+    fn from_words(words: &[String]) -> Self {
+        let number = |at: usize| words[at].parse().expect("a number");
+        Self {
+            keys: number(1),
+            submitters: number(2),
+            handles: number(3) == 1,
+        }
+    }
+}
+
+impl Round {
+    fn line(&self) -> String {
+        let Cost { wall, cpu, count } = self.cost;
+        let (wall, cpu) = (wall.as_nanos(), cpu.as_nanos());
+        format!("{wall} {cpu} {count} {}", self.violations)
+    }
+
+    fn from_line(line: &str) -> Option<Self> {
+        let mut numbers = line.split(' ').map(|number| number.parse().ok());
+        let mut next = || numbers.next().flatten();
+        let cost = Cost {
+            wall: Duration::from_nanos(next()?),
+            cpu: Duration::from_nanos(next()?),
+            count: next()?,
+        };
+        let violations = next()?;
+        Some(Self { cost, violations })
+    }
+}
+
 impl Point {
-    /// Round by round, because both ran under the same conditions there.
+    fn new(setting: Setting) -> Self {
+        Self {
+            setting,
+            ours: Vec::new(),
+            floor: Vec::new(),
+            violations: 0,
+            violations_of_floor: 0,
+        }
+    }
+
+    fn add(&mut self, [floor, ours]: [Round; 2]) {
+        self.floor.push(floor.cost);
+        self.violations_of_floor += floor.violations;
+        self.ours.push(ours.cost);
+        self.violations += ours.violations;
+    }
+
     fn times_the_floor(&self) -> f64 {
-        let rounds = self.ours.iter().zip(&self.floor);
-        median(rounds.map(|(ours, floor)| ours.per_second() / floor.per_second()))
+        by_round(&self.ours, &self.floor, Cost::per_second)
     }
 
     fn row(&self) -> [String; 10] {
         [
-            self.keys.to_string(),
-            self.submitters.to_string(),
-            if self.handles { "yes" } else { "no" }.to_owned(),
+            self.setting.keys.to_string(),
+            self.setting.submitters.to_string(),
+            if self.setting.handles { "yes" } else { "no" }.to_owned(),
             format!("{:.0}", cpu_of(&self.ours)),
             format!("{:.0}", cpu_of(&self.floor)),
             format!("{:.2}", rate_of(&self.ours) / 1e6),
@@ -182,51 +296,55 @@ impl Point {
     }
 }
 
-fn point(
-    runtime: &Runtime,
-    keys: usize,
-    submitters: usize,
-    handles: bool,
+/// Where rounds of one setting run.
+struct Rig {
+    setting: Setting,
+    runtime: Runtime,
+    executor: Executor<Arc<str>>,
+    spawned: Floor,
     beside_floor: bool,
-) -> Point {
-    let (ours, floor) = match handles {
-        false => (Way::Post, Way::Floor),
-        true => (Way::Submit, Way::FloorWithHandles),
-    };
-    let mut point = Point {
-        keys,
-        submitters,
-        handles,
-        ours: Vec::new(),
-        floor: Vec::new(),
-        violations: 0,
-        violations_of_floor: 0,
-    };
-    let spawned = Floor::new();
-    let executor = {
-        let _inside = runtime.enter();
-        Executor::builder().build().expect("the defaults are fine")
-    };
-    let round = |way| {
-        load::reset();
-        let cost = round(runtime, &executor, &spawned, way, keys, submitters);
-        (cost, load::violations())
-    };
-    // Without a floor beside it, the same again.
-    let floor = if beside_floor { floor } else { ours };
-    // Warms up what is kept: the floor's map, the allocator.
-    round(ours);
-    round(floor);
-    for _ in 0..ROUNDS {
-        let (cost, violations) = round(floor);
-        point.floor.push(cost);
-        point.violations_of_floor += violations;
-        let (cost, violations) = round(ours);
-        point.ours.push(cost);
-        point.violations += violations;
+}
+
+impl Rig {
+    fn new(setting: Setting, beside_floor: bool) -> Self {
+        let runtime = runtime();
+        let executor = {
+            let _inside = runtime.enter();
+            Executor::builder().build().expect("the defaults are fine")
+        };
+        Self {
+            setting,
+            runtime,
+            executor,
+            spawned: Floor::new(),
+            beside_floor,
+        }
     }
-    eprintln!("no-op: {}", point.row().join(" | "));
-    point
+
+    /// One round of the floor, or without a floor beside it of ours again, and one of ours.
+    fn both(&self) -> [Round; 2] {
+        let (ours, floor) = match self.setting.handles {
+            false => (Way::Post, Way::Floor),
+            true => (Way::Submit, Way::FloorWithHandles),
+        };
+        let floor = if self.beside_floor { floor } else { ours };
+        [floor, ours].map(|way| {
+            load::reset();
+            let Setting {
+                keys, submitters, ..
+            } = self.setting;
+            let cost = round(
+                &self.runtime,
+                &self.executor,
+                &self.spawned,
+                way,
+                keys,
+                submitters,
+            );
+            let violations = load::violations();
+            Round { cost, violations }
+        })
+    }
 }
 
 fn round(
