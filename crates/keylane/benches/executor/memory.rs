@@ -1,7 +1,6 @@
 //! What waits costs memory, what is idle costs nothing. Each figure is taken in a process of its
 //! own, where nothing was allocated before.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +9,7 @@ use keylane::Executor;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::report::{Report, print_table};
-use crate::usage::{cpu_of_others, resident, runtime};
+use crate::usage::{alone, cpu_of_others, resident, runtime};
 
 const MILLION: usize = 1_000_000;
 
@@ -64,9 +63,7 @@ pub(crate) fn run(report: &mut Report) {
 }
 
 fn in_own_process(part: &str) -> f64 {
-    let me = std::env::current_exe().expect("the path of this program");
-    let output = Command::new(me).args(["--alone", part]).output();
-    let text = String::from_utf8(output.expect("it runs").stdout).expect("text");
+    let text = alone([part]);
     let value = text.trim().parse();
     value.unwrap_or_else(|_| panic!("{part} answered {text:?}"))
 }

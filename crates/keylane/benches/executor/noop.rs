@@ -4,7 +4,6 @@
 //! before. So every round of a point is a process of its own, and the points take turns: a ratio,
 //! also one of two points, compares what ran within seconds, each on a heap of its own making.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use tokio::runtime::Runtime;
 use crate::floor::Floor;
 use crate::load::{self, NoOp, Numbers, OUTSTANDING};
 use crate::report::{Report, print_table};
-use crate::usage::{Cost, median, runtime};
+use crate::usage::{Cost, alone, median, runtime};
 
 const ROUNDS: usize = 5;
 const TASKS: usize = 500_000;
@@ -88,12 +87,7 @@ pub(crate) fn profile(settings: impl Iterator<Item = Setting>, beside_floor: boo
 
 /// A round of the floor and one of ours.
 fn in_own_process(setting: Setting) -> [Round; 2] {
-    let me = std::env::current_exe().expect("the path of this program");
-    let output = Command::new(me)
-        .arg("--alone")
-        .args(setting.words())
-        .output();
-    let text = String::from_utf8(output.expect("it runs").stdout).expect("text");
+    let text = alone(setting.words());
     let mut rounds = text.lines().map(Round::from_line);
     let both = rounds.next().flatten().zip(rounds.next().flatten());
     both.unwrap_or_else(|| panic!("{:?} answered {text:?}", setting.words()))
