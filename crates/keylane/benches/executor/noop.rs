@@ -213,7 +213,7 @@ fn rate_of(rounds: &[Cost]) -> f64 {
     median(rounds.iter().map(Cost::per_second))
 }
 
-/// How many times what `one` has the `other` has, round by round: both ran at nearly the same time.
+/// How many times the `other`'s the one's is, round by round: both ran at nearly the same time.
 fn by_round(one: &[Cost], other: &[Cost], of: fn(&Cost) -> f64) -> f64 {
     let rounds = one.iter().zip(other);
     median(rounds.map(|(one, other)| of(one) / of(other)))
