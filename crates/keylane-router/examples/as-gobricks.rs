@@ -49,7 +49,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(pool) = plan.pools.get_mut("default") {
         pool.concurrency = None;
         pool.retry.max_attempts = NonZeroUsize::MIN;
-        pool.on_exhausted = Some(OnExhausted::DeadLetter);
+        pool.on_exhausted = OnExhausted::DeadLetter;
     }
     let db = Db::open("./keylane-data", embedded::Options::default())?;
     let router = Router::builder()

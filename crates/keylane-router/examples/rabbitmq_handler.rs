@@ -50,7 +50,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(pool) = plan.pools.get_mut("default") {
         // The source's workers are the limit.
         pool.concurrency = None;
-        pool.on_exhausted = Some(OnExhausted::DeadLetter);
+        pool.on_exhausted = OnExhausted::DeadLetter;
     }
 
     // Dead letters, and keys that have no room, are kept here.

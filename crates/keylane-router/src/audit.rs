@@ -17,10 +17,11 @@ use std::hash::BuildHasher as _;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use foldhash::quality::RandomState;
 
+use crate::log_limit::LogLimit;
 use crate::message::Key;
 
 /// How many keys are watched at once.
@@ -29,8 +30,6 @@ const PLACES: usize = 4096;
 const REMEMBERED: usize = 16;
 /// After so many starts of other keys that wanted its place, a key loses it.
 const PATIENCE: u32 = 1000;
-/// No more than one line in this time goes to the log.
-const LOG_EVERY: Duration = Duration::from_secs(1);
 
 /// Positions of the same scale can be compared: those that one consumer of a source received. Its
 /// successor may read another queue under the same name.
@@ -72,7 +71,7 @@ pub(crate) struct Audit {
     hasher: RandomState,
     places: Box<[Mutex<Place>]>,
     scales: AtomicU64,
-    logged: Mutex<Option<Instant>>,
+    logged: LogLimit,
 }
 
 impl Default for Audit {
@@ -87,7 +86,7 @@ impl Audit {
             hasher: RandomState::default(),
             places: (0..count).map(|_| Mutex::default()).collect(),
             scales: AtomicU64::new(1),
-            logged: Mutex::default(),
+            logged: LogLimit::default(),
         }
     }
 
@@ -112,12 +111,7 @@ impl Audit {
 
     /// Whether a violation at this time gets a line in the log.
     pub(crate) fn may_log(&self, now: Instant) -> bool {
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = logged.is_none_or(|last| now.saturating_duration_since(last) >= LOG_EVERY);
-        if due {
-            *logged = Some(now);
-        }
-        due
+        self.logged.allows(now)
     }
 }
 
@@ -302,16 +296,6 @@ mod tests {
         let found = firsts(&audit, second, &[2000, 500, 3000, 2500]);
         assert_eq!(found, [late(2500, 3000)]);
         assert_eq!(firsts(&audit, first, &[5]), []);
-    }
-
-    #[test]
-    fn one_line_a_second_goes_to_the_log() {
-        let (audit, now) = (Audit::with_places(1), Instant::now());
-        let after = |millis| audit.may_log(now + Duration::from_millis(millis));
-        assert_eq!(
-            [after(0), after(1), after(999), after(1000), after(1001)],
-            [true, false, false, true, false]
-        );
     }
 
     /// Remembers everything.

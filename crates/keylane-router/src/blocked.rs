@@ -1,9 +1,12 @@
-//! Keys whose head fails for good and is tried again for ever: an alert that names one of them.
+//! Keys that wait for a head which failed for good and is still retried: alerts that name them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::time::Instant;
+
 use crate::health::{Health, Trouble};
+use crate::log_limit::LogLimit;
 use crate::message::Identity;
 
 /// The blocked heads of one pool.
@@ -13,22 +16,30 @@ pub(crate) struct Blocked {
     health: Arc<Health>,
     /// Why each is, in words.
     heads: Mutex<BTreeMap<Identity, String>>,
+    logged: LogLimit,
 }
 
-/// Its key is blocked as long as this is there.
+/// Its key is blocked as long as this exists, in memory or on disk.
 #[derive(Debug)]
 pub(crate) struct BlockedHead {
     identity: Identity,
     of: Arc<Blocked>,
 }
 
+impl BlockedHead {
+    /// Whether it is the head of this identity.
+    pub(crate) fn is(&self, identity: &Identity) -> bool {
+        self.identity == *identity
+    }
+}
+
 impl Blocked {
     pub(crate) fn new(pool: Arc<str>, health: Arc<Health>) -> Arc<Self> {
-        let heads = Mutex::default();
         Arc::new(Self {
             pool,
             health,
-            heads,
+            heads: Mutex::default(),
+            logged: LogLimit::default(),
         })
     }
 
@@ -37,8 +48,11 @@ impl Blocked {
         self.lock().len()
     }
 
-    /// This head is one from now on.
+    /// This head is one from now on. Each head is logged once, at most one in a second.
     pub(crate) fn add(self: &Arc<Self>, identity: &Identity, why: String) -> BlockedHead {
+        if self.logged.allows(Instant::now().into_std()) {
+            tracing::warn!(pool = &*self.pool, %identity, "key blocked: {why}");
+        }
         self.lock().insert(identity.clone(), why);
         self.tell();
         BlockedHead {
@@ -57,7 +71,7 @@ impl Blocked {
                     0 => why.clone(),
                     others => format!("{why}; and {others} other keys of the pool"),
                 };
-                self.health.trouble(trouble, text);
+                self.health.note(trouble, text);
             }
         }
     }

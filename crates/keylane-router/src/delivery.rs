@@ -275,6 +275,11 @@ impl Delivery {
         self.rare.as_mut()?.not_before.take()
     }
 
+    /// Takes what says that its key is blocked.
+    pub(crate) fn take_blocked(&mut self) -> Option<BlockedHead> {
+        self.rare.as_mut()?.blocked.take()
+    }
+
     /// It waits for the store no longer.
     pub(crate) fn goes_on_without_store(&mut self) {
         if let Some(rare) = &mut self.rare {

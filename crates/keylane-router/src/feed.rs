@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::blocked::BlockedHead;
 use crate::delivery::{Delivery, Lender, Loan, Row, Settled, Settlement};
 use crate::fault;
 use crate::lane::LaneId;
@@ -39,6 +40,8 @@ pub(crate) enum Fed {
     NotBefore(Instant),
     /// Somebody wants its head tried now.
     Now,
+    /// This head left the memory, and its key is still blocked.
+    Blocked(BlockedHead),
 }
 
 /// The feeders there are, one for each lane at most.
@@ -66,6 +69,7 @@ impl Feeders {
             since: BTreeMap::new(),
             done: Vec::new(),
             not_before: None,
+            blocked: Vec::new(),
             addresses: Addresses::default(),
             waits_for_store: None,
             moment: MOMENT,
@@ -99,6 +103,8 @@ struct Feeder {
     /// Rows that are resolved and still in the store; what is fed next comes behind them.
     done: Vec<Done>,
     not_before: Option<Instant>,
+    /// Blocked heads that are on disk only.
+    blocked: Vec<BlockedHead>,
     /// The store could not be written or read.
     waits_for_store: Option<StoreWait>,
     /// The next wait for what nobody tells of.
@@ -126,6 +132,8 @@ impl Feeder {
             if !self.out.is_empty() {
                 self.wait_for_news().await;
             } else if !self.is_wanted() {
+                // Parked, or gone: an operator knows.
+                self.blocked.clear();
                 if self.has_ended() {
                     return;
                 }
@@ -145,6 +153,7 @@ impl Feeder {
             }
             Fed::NotBefore(at) => self.not_before = Some(at),
             Fed::Now => self.not_before = None,
+            Fed::Blocked(head) => self.blocked.push(head),
             Fed::Settled(settled) => self.settled(settled),
         }
     }
@@ -310,6 +319,10 @@ impl Feeder {
             }
             fault::point("feed:pushed");
         }
+        if count == sizes.len() {
+            // What was not fed now is not among the first any more: it was skipped on disk.
+            self.blocked.clear();
+        }
     }
 
     fn delivery(&mut self, pool: &Pool, row: ParkedRow) -> Box<Delivery> {
@@ -336,6 +349,13 @@ impl Feeder {
         };
         let mut delivery = Box::new(Delivery::new(loan, parcel, lane, stay, counters));
         delivery.set_fate(fate);
+        let head = self
+            .blocked
+            .iter()
+            .position(|head| head.is(&delivery.identity));
+        if let Some(head) = head {
+            delivery.rare().blocked = Some(self.blocked.swap_remove(head));
+        }
         delivery
     }
 }

@@ -24,6 +24,7 @@ pub mod history;
 mod jitter;
 mod lane;
 pub mod lease;
+mod log_limit;
 mod map;
 pub mod message;
 mod one_pool;

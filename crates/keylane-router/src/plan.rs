@@ -61,8 +61,9 @@ pub struct PoolPlan {
     pub cascade: Cascade,
     /// What happens to a message its target refuses.
     pub on_refused: OnRefused,
-    /// What happens after the last attempt; `None` = by source.
-    pub on_exhausted: Option<OnExhausted>,
+    /// What happens after the last attempt. A message without a key is never parked or blocked: it
+    /// becomes a dead letter.
+    pub on_exhausted: OnExhausted,
     /// Which targets may be called.
     pub targets: Targets,
     /// What requests are signed with; none = unsigned.
@@ -103,7 +104,7 @@ pub struct TimeoutPlan {
 /// In-place retries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RetryPlan {
-    /// Attempts of one stay; 1 = fail once, give up.
+    /// Failed attempts of one round; 1 = fail once, give up.
     pub max_attempts: NonZeroUsize,
     /// The first back-off.
     pub initial: Duration,
@@ -178,13 +179,14 @@ pub enum OnRefused {
 /// What happens after the last attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnExhausted {
-    /// Back to the source with everything behind it.
+    /// Back to the source with everything behind it, for another round of attempts. A key that is
+    /// on disk has no way back: it is blocked.
     Return,
     /// The head is stored; the lane goes on.
     DeadLetter,
     /// The key is stored whole and waits for an operator.
     Park,
-    /// Retried for ever at the longest back-off.
+    /// Retried at the longest back-off until it is delivered; an alert names the key.
     Block,
 }
 
@@ -307,7 +309,7 @@ impl Default for PoolPlan {
             overflow: None,
             cascade: Cascade::Key,
             on_refused: OnRefused::DeadLetter,
-            on_exhausted: None,
+            on_exhausted: OnExhausted::Block,
             targets: Targets::Any,
             signing_secrets: Secrets::default(),
             byte_budget: 64 << 20,

@@ -29,6 +29,7 @@ use crate::health::{Health, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
 use crate::lane::{LaneId, any_source};
 use crate::lease::Lost;
+use crate::log_limit::LogLimit;
 use crate::map::Map;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
@@ -324,6 +325,7 @@ impl Pool {
             runs: runs.clone(),
             overflowing: overflowing.clone(),
             gone_back: gone_back.clone(),
+            returns_logged: LogLimit::default(),
         };
         let (by_concurrency, by_rate) = (plan.clone(), plan.clone());
         let mut builder = Executor::<LaneId>::builder()
@@ -782,6 +784,7 @@ pub(crate) struct Attempts {
     pub(crate) overflowing: Arc<Overflowing>,
     /// Lanes that went back while their batch was put into its lanes.
     gone_back: Arc<GoneBack>,
+    returns_logged: LogLimit,
 }
 
 pub(crate) type Job = Box<Delivery>;
@@ -1125,7 +1128,7 @@ impl Attempts {
     fn attempt_of(&self, delivery: &Delivery, plan: &PoolPlan) -> Attempt {
         Attempt {
             identity: delivery.identity.clone(),
-            number: delivery.stay.failed + 1,
+            number: delivery.stay.next_attempt(),
             round: delivery.stay.round,
             pool: self.name.clone(),
             position: delivery.position(),
@@ -1239,10 +1242,10 @@ impl Attempts {
                     self.write_down(&mut delivery, &reason).await;
                     if delivery.rare().blocked.is_none() {
                         let why = format!(
-                            "{}: message {} failed {} times and keeps its key waiting: {}; mend its target, skip it or park the key",
+                            "{}: message {} failed {} times and keeps its key waiting: {}; repair its target, skip the message or park the key",
                             lane.in_words(),
                             delivery.identity,
-                            delivery.stay.failed,
+                            delivery.stay.total,
                             reason.text
                         );
                         let blocked = self.blocked.add(&delivery.identity, why);
@@ -1261,6 +1264,7 @@ impl Attempts {
                 }
                 Next::Return(reason) => {
                     self.write_down(&mut delivery, &reason).await;
+                    self.log_return(&delivery, &lane, &reason);
                     delivery.set_fate(Fate::Return);
                     Reply::Flush {
                         job: Some(delivery),
@@ -1275,6 +1279,18 @@ impl Attempts {
                 }
             }
         })
+    }
+
+    /// A message may go back round after round: each is logged, at most one in a second.
+    fn log_return(&self, delivery: &Delivery, lane: &LaneId, reason: &Reason) {
+        if self.returns_logged.allows(Instant::now().into_std()) {
+            let Stay { round, total, .. } = delivery.stay;
+            tracing::warn!(
+                pool = &*self.name, identity = %delivery.identity, key = lane.in_words(), attempts = total, round,
+                "attempts exhausted, returning the message to its source: {}; repair its target, or set on_exhausted to \"dead-letter\", \"park\" or \"block\"",
+                reason.text
+            );
+        }
     }
 
     async fn delivered(&self, delivery: Job) -> Reply<Job> {

@@ -40,9 +40,9 @@ pub(crate) struct Head {
     pub(crate) waits: u32,
     /// How long it has been here.
     pub(crate) age: Duration,
-    /// In nobody's order: it is never parked or blocked.
+    /// It has no key, so it is never parked or blocked.
     pub(crate) keyless: bool,
-    /// Whether its source can take it back in order and with a delay.
+    /// Whether its source can take it back in order and with a delay. Not so for a stored message.
     pub(crate) returns: bool,
 }
 
@@ -95,13 +95,13 @@ fn failed(plan: &PoolPlan, reason: Reason, head: Head) -> Next {
 
 /// What the policy comes to for this head.
 pub(crate) fn exhausted(plan: &PoolPlan, head: Head) -> OnExhausted {
-    let asked = plan.on_exhausted;
-    match asked {
-        Some(OnExhausted::DeadLetter) => OnExhausted::DeadLetter,
-        Some(OnExhausted::Return) | None if head.returns => OnExhausted::Return,
+    match plan.on_exhausted {
+        OnExhausted::Return if head.returns => OnExhausted::Return,
+        OnExhausted::DeadLetter => OnExhausted::DeadLetter,
         _ if head.keyless => OnExhausted::DeadLetter,
-        Some(OnExhausted::Park) => OnExhausted::Park,
-        _ => OnExhausted::Block,
+        OnExhausted::Park => OnExhausted::Park,
+        // What is to go back and cannot, because its key is on disk, waits there.
+        OnExhausted::Block | OnExhausted::Return => OnExhausted::Block,
     }
 }
 
@@ -147,8 +147,8 @@ mod tests {
 
     fn last() -> Head {
         let stay = Stay {
-            round: 0,
             failed: 2,
+            ..Stay::default()
         };
         Head { stay, ..head() }
     }
@@ -206,7 +206,10 @@ mod tests {
     #[test]
     fn a_failure_is_retried_in_place_with_growing_back_off() {
         for failed in 0..2 {
-            let stay = Stay { round: 0, failed };
+            let stay = Stay {
+                failed,
+                ..Stay::default()
+            };
             let next = judge(&plan(), Outcome::Failed(reason()), Head { stay, ..head() });
             let Next::Retry(_, after) = next else {
                 panic!("{next:?}");
@@ -241,19 +244,24 @@ mod tests {
             keyless: true,
             ..no_return
         };
-        assert_eq!(with(None, last()), Next::Return(reason()));
-        assert_eq!(with(None, no_return), blocked);
-        assert_eq!(with(None, keyless), letter);
+        let keyless_and_returns = Head {
+            keyless: true,
+            ..last()
+        };
         assert_eq!(
-            with(Some(OnExhausted::Return), last()),
+            with(OnExhausted::Return, keyless_and_returns),
             Next::Return(reason())
         );
-        assert_eq!(with(Some(OnExhausted::Return), no_return), blocked);
-        assert_eq!(with(Some(OnExhausted::DeadLetter), last()), letter);
-        assert_eq!(with(Some(OnExhausted::Park), last()), Next::Park(reason()));
-        assert_eq!(with(Some(OnExhausted::Park), keyless), letter);
-        assert_eq!(with(Some(OnExhausted::Block), last()), blocked);
-        assert_eq!(with(Some(OnExhausted::Block), keyless), letter);
+        assert_eq!(with(OnExhausted::Return, keyless), letter);
+        assert_eq!(with(OnExhausted::Return, last()), Next::Return(reason()));
+        assert_eq!(with(OnExhausted::Return, no_return), blocked);
+        assert_eq!(with(OnExhausted::DeadLetter, last()), letter);
+        assert_eq!(with(OnExhausted::Park, last()), Next::Park(reason()));
+        assert_eq!(with(OnExhausted::Park, keyless), letter);
+        assert_eq!(with(OnExhausted::Block, last()), blocked);
+        assert_eq!(with(OnExhausted::Block, no_return), blocked);
+        assert_eq!(with(OnExhausted::Block, keyless), letter);
+        assert_eq!(with(OnExhausted::Block, keyless_and_returns), letter);
     }
 
     #[test]

@@ -528,7 +528,7 @@ fn check_source(
         let asked = [
             (
                 "on_exhausted",
-                pool_plan.on_exhausted == Some(OnExhausted::Return),
+                pool_plan.on_exhausted == OnExhausted::Return,
             ),
             ("overflow", pool_plan.overflow == Some(Overflow::Return)),
         ];
@@ -539,8 +539,7 @@ fn check_source(
                 source_name: name.clone(),
             });
         }
-        if pool_plan.on_exhausted == Some(OnExhausted::Park) && source.instances == Instances::Many
-        {
+        if pool_plan.on_exhausted == OnExhausted::Park && source.instances == Instances::Many {
             return Err(StartError::CannotPark {
                 pool: pool.clone(),
                 source_name: name.clone(),

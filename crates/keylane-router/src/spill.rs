@@ -281,7 +281,14 @@ impl Attempts {
     }
 
     /// The delivery is safe in the store that holds its key.
-    fn stored(&self, delivery: Job, place: &'static str) {
+    fn stored(&self, mut delivery: Job, place: &'static str) {
+        if self.is_fed(&delivery.lane)
+            && let Some(head) = delivery.take_blocked()
+        {
+            // The key is blocked as much on disk as in memory.
+            let feeder = self.shared.feeder(&delivery.lane.name(&self.name));
+            let _ = feeder.send(Fed::Blocked(head));
+        }
         if delivery.is_stored() {
             let until = delivery.waits_until();
             let wait = until.map_or(Duration::ZERO, |until| until - Instant::now());

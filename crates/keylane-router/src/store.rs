@@ -85,14 +85,35 @@ pub struct FailedAttempt {
     pub answer: Vec<u8>,
 }
 
-/// How a message fared so far: `round` counts its stays (a returned or replayed message begins a
-/// new one), `failed` the failed attempts of this stay.
+/// How a message fared so far. A returned or replayed message begins a new round of attempts.
+/// Attempts are numbered over all rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stay {
     /// 0 for the first.
     pub round: u32,
-    /// Failed attempts of this round.
+    /// Failed attempts of this round: what `max_attempts` limits.
     pub failed: u32,
+    /// Failed attempts of all rounds.
+    pub total: u32,
+}
+
+impl Stay {
+    /// The number of the next attempt, 1 for the first; it never falls back.
+    pub fn next_attempt(self) -> u32 {
+        self.total.saturating_add(1)
+    }
+
+    /// Counts a failed attempt.
+    pub fn count_failure(&mut self) {
+        self.failed = self.failed.saturating_add(1);
+        self.total = self.total.saturating_add(1);
+    }
+
+    /// Begins a new round.
+    pub fn begin_round(&mut self) {
+        self.round = self.round.saturating_add(1);
+        self.failed = 0;
+    }
 }
 
 /// A dead letter: the raw message, why, and what was tried.
@@ -162,7 +183,8 @@ pub trait Store: Send + Sync + 'static {
     fn stay(&self, identity: &Identity) -> Stay;
     /// Writes down a failed attempt; answers the stay with it counted.
     fn failed_attempt(&self, identity: &Identity, attempt: FailedAttempt) -> Durable<Stay>;
-    /// The message goes back or is replayed: its next attempt begins a new round.
+    /// The message goes back or is replayed: its next attempt begins a new round, and goes on with
+    /// the numbers of the attempts before.
     fn new_round(&self, identities: Vec<Identity>) -> Durable<()>;
     /// Forgets the attempts of messages that were resolved.
     fn forget(&self, identities: Vec<Identity>) -> Durable<()>;

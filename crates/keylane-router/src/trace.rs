@@ -54,7 +54,7 @@ pub(crate) fn attempt(shared: &Shared, pool: &str, delivery: &Delivery, message:
         "attempt",
         pool,
         slot = delivery.slot,
-        number = delivery.stay.failed + 1,
+        number = delivery.stay.next_attempt(),
         %identity,
         trace_id = parent.as_ref().map(|parent| parent.trace_id),
         parent_span_id = parent.as_ref().map(|parent| parent.span_id),

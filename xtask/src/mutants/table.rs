@@ -153,6 +153,14 @@ const ORIGINS: TestRun = TestRun {
     env: &[],
 };
 
+/// What follows when attempts are exhausted.
+const EXHAUSTED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::exhausted::",
+    env: &[],
+};
+
 /// The progress watchdog.
 const WATCHED: TestRun = TestRun {
     package: "keylane-router",
@@ -838,6 +846,46 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "unset-is-return",
+        invariant: "R8",
+        file: PROCESS,
+        find: "        OnExhausted::Return if head.returns => OnExhausted::Return,\n",
+        replace: "        OnExhausted::Return | OnExhausted::Block if head.returns => OnExhausted::Return,\n",
+        test: EXHAUSTED,
+    },
+    Mutation {
+        name: "keyless-messages-are-blocked",
+        invariant: "R8",
+        file: PROCESS,
+        find: "        _ if head.keyless => OnExhausted::DeadLetter,\n",
+        replace: "        _ if head.keyless && false => OnExhausted::DeadLetter,\n",
+        test: EXHAUSTED,
+    },
+    Mutation {
+        name: "each-round-numbers-from-1",
+        invariant: "R8",
+        file: POOL,
+        find: "            number: delivery.stay.next_attempt(),\n",
+        replace: "            number: delivery.stay.failed + 1,\n",
+        test: EXHAUSTED,
+    },
+    Mutation {
+        name: "blocked-key-on-disk-is-no-alert",
+        invariant: "R8",
+        file: SPILL,
+        find: "            let _ = feeder.send(Fed::Blocked(head));\n",
+        replace: "            drop((feeder, head));\n",
+        test: EXHAUSTED,
+    },
+    Mutation {
+        name: "endless-returns-are-not-logged",
+        invariant: "R8",
+        file: POOL,
+        find: "        if self.returns_logged.allows(Instant::now().into_std()) {\n",
+        replace: "        if self.returns_logged.allows(Instant::now().into_std()) && false {\n",
+        test: EXHAUSTED,
+    },
+    Mutation {
         name: "attempts-only-in-memory",
         invariant: "R8",
         file: POOL,
@@ -929,8 +977,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "many-may-park-by-policy",
         invariant: "R7",
         file: ROUTER,
-        find: "        if pool_plan.on_exhausted == Some(OnExhausted::Park) && source.instances == Instances::Many\n",
-        replace: "        if pool_plan.on_exhausted.is_none() && source.instances == Instances::Many && false\n",
+        find: "        if pool_plan.on_exhausted == OnExhausted::Park && source.instances == Instances::Many\n",
+        replace: "        if source.instances == Instances::Many && false\n",
         test: ROUTED,
     },
     Mutation {
@@ -1507,14 +1555,6 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         file: CONSUME,
         find: "            tokio::select! {\n                () = changed => {}\n                () = tokio::time::sleep(POOL_GONE), if closed => {}\n",
         replace: "            drop(changed);\n            tokio::select! {\n                () = tokio::time::sleep(POOL_GONE), if closed => {}\n",
-        test: CONFORMS,
-    },
-    Mutation {
-        name: "failing-keys-stay",
-        invariant: "R9",
-        file: PROCESS,
-        find: "        Some(OnExhausted::Return) | None if head.returns => OnExhausted::Return,\n",
-        replace: "        Some(OnExhausted::Return) if head.returns => OnExhausted::Return,\n",
         test: CONFORMS,
     },
     Mutation {

@@ -132,7 +132,7 @@ impl Store for MemoryStore {
         let old = attempts.len().saturating_sub(KEPT_ATTEMPTS);
         attempts.drain(..old);
         let stay = shelf.stays.entry(identity.clone()).or_default();
-        stay.failed += 1;
+        stay.count_failure();
         at_once(*stay)
     }
 
@@ -140,8 +140,7 @@ impl Store for MemoryStore {
         let mut shelf = self.lock();
         for identity in identities {
             let stay = shelf.stays.entry(identity).or_default();
-            stay.round += 1;
-            stay.failed = 0;
+            stay.begin_round();
         }
         at_once(())
     }

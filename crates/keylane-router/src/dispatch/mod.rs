@@ -42,9 +42,9 @@ pub use tls::Root;
 pub struct Attempt {
     /// What the message is known by.
     pub identity: Identity,
-    /// Counts from 1 within this round.
+    /// Counts the failed attempts before this one, of all rounds, from 1; it never falls back.
     pub number: u32,
-    /// The stay this attempt belongs to; 0 for the first.
+    /// The round this attempt belongs to; 0 for the first.
     pub round: u32,
     /// The pool it runs in.
     pub pool: Arc<str>,

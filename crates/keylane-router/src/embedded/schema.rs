@@ -13,7 +13,7 @@ use crate::store::StoreError;
 const APPLICATION_ID: i32 = 0x6b6c_6e65;
 
 /// One step per schema version; step `n` brings a file of version `n` to `n + 1`.
-const STEPS: &[&str] = &[QUEUES, STORES, ACKS, SPILL, SEPARATE_POOLS];
+const STEPS: &[&str] = &[QUEUES, STORES, ACKS, SPILL, SEPARATE_POOLS, ATTEMPT_NUMBERS];
 
 /// Each queue is a table of its own, made with the queue (see [`queue_table`]): one queue's
 /// backlog is never in the way of another's. `next_seq` is the file's one sequence.
@@ -60,6 +60,14 @@ CREATE INDEX parked_lanes_by ON parked_lanes (source, pool, key, alone);
 
 /// The pools of which nothing is stored under the pool for unknown ones.
 const SEPARATE_POOLS: &str = "CREATE TABLE separate_pools (name TEXT PRIMARY KEY) WITHOUT ROWID;";
+
+/// Failed attempts over all rounds. Of the rounds before this step only what was kept of the
+/// attempts is known.
+const ATTEMPT_NUMBERS: &str = "
+ALTER TABLE stays ADD COLUMN total INTEGER NOT NULL DEFAULT 0;
+UPDATE stays SET total = MAX(failed, (SELECT COUNT(*) FROM attempts
+  WHERE attempts.source = stays.source AND attempts.id = stays.id));
+";
 
 /// The table of queue `n`. The body comes last: reading what is before it touches no overflow
 /// page. No index: it would cost 1.5 to 15 times on every insert and delete.
@@ -269,5 +277,34 @@ mod tests {
         assert_eq!(body, b"a");
         new.execute("INSERT INTO pauses (source, pool) VALUES ('s', 'p')", [])
             .expect("the new tables are there");
+    }
+
+    #[test]
+    fn attempts_of_an_older_file_keep_their_numbers() {
+        let folder = tempfile::tempdir().expect("a temp folder");
+        let file = folder.path().join("keylane.db");
+        let old = Connection::open(&file).expect("opens");
+        for step in &STEPS[..5] {
+            old.execute_batch(step).expect("the steps before");
+        }
+        // Three failures in one round, two of them before the message went back; and five of
+        // another message, of which one is kept.
+        old.execute_batch(&format!(
+            "INSERT INTO stays VALUES ('s', 7, 1, 1), ('s', 8, 0, 5);
+             INSERT INTO attempts (source, id, at, class, text, answer) VALUES
+               ('s', 7, 1, 'c', 't', x''), ('s', 7, 2, 'c', 't', x''), ('s', 7, 3, 'c', 't', x''),
+               ('s', 8, 4, 'c', 't', x'');
+             PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = 5;"
+        ))
+        .expect("two messages that failed");
+        drop(old);
+
+        let new = open_writer(&file, Durability::Full).expect("migrates");
+
+        let total = |id: i64| -> i64 {
+            let sql = "SELECT total FROM stays WHERE id = ?";
+            new.query_row(sql, [id], |row| row.get(0)).expect("known")
+        };
+        assert_eq!((total(7), total(8)), (3, 5));
     }
 }

@@ -40,14 +40,10 @@ impl Memory {
     /// Reads the file; answers also how many bytes the stores hold.
     pub(super) fn load(connection: &Connection) -> Result<(Self, i64), rusqlite::Error> {
         let mut memory = Self::default();
-        let mut stays = connection.prepare("SELECT source, id, round, failed FROM stays")?;
+        let mut stays = connection.prepare("SELECT source, id, round, failed, total FROM stays")?;
         let mut stays = stays.query([])?;
         while let Some(row) = stays.next()? {
-            let stay = Stay {
-                round: row.get(2)?,
-                failed: row.get(3)?,
-            };
-            memory.stays.insert(identity_at(row, 0)?, stay);
+            memory.stays.insert(identity_at(row, 0)?, stay_at(row, 2)?);
         }
         let mut lanes = connection.prepare(
             "SELECT source, pool, key, alone, reason, since, replaying, spilled,
@@ -214,9 +210,7 @@ impl Store for EmbeddedStore {
         };
         self.write(of.len() * 128, true, work, move |memory, ()| {
             for identity in of {
-                let stay = memory.stays.entry(identity).or_default();
-                stay.round += 1;
-                stay.failed = 0;
+                memory.stays.entry(identity).or_default().begin_round();
             }
         })
     }
@@ -835,20 +829,26 @@ fn insert_attempt(
 
 fn count_failure(sql: &Connection, identity: &Identity) -> Result<Stay, rusqlite::Error> {
     sql.prepare_cached(
-        "INSERT INTO stays VALUES (?, ?, 0, 1) ON CONFLICT DO UPDATE SET failed = failed + 1
-         RETURNING round, failed",
+        "INSERT INTO stays VALUES (?, ?, 0, 1, 1)
+         ON CONFLICT DO UPDATE SET failed = failed + 1, total = total + 1
+         RETURNING round, failed, total",
     )?
     .query_row((&*identity.source, IdColumn(&identity.id)), |row| {
-        Ok(Stay {
-            round: row.get(0)?,
-            failed: row.get(1)?,
-        })
+        stay_at(row, 0)
+    })
+}
+
+fn stay_at(row: &rusqlite::Row<'_>, first: usize) -> Result<Stay, rusqlite::Error> {
+    Ok(Stay {
+        round: row.get(first)?,
+        failed: row.get(first + 1)?,
+        total: row.get(first + 2)?,
     })
 }
 
 fn begin_round(sql: &Connection, identity: &Identity) -> Result<(), rusqlite::Error> {
     sql.prepare_cached(
-        "INSERT INTO stays VALUES (?, ?, 1, 0) ON CONFLICT DO UPDATE SET round = round + 1, failed = 0",
+        "INSERT INTO stays VALUES (?, ?, 1, 0, 0) ON CONFLICT DO UPDATE SET round = round + 1, failed = 0",
     )?
     .execute((&*identity.source, IdColumn(&identity.id)))
     .map(drop)

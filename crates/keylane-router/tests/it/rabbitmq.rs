@@ -301,7 +301,7 @@ async fn gb_140_what_fails_for_good_goes_to_the_dead_letter_queue_with_x_death()
     options.dead_letter = DeadLetterTo::Broker;
     let mut plan = Plan::default();
     let pool = plan.pools.get_mut("default").unwrap();
-    pool.on_exhausted = Some(OnExhausted::DeadLetter);
+    pool.on_exhausted = OnExhausted::DeadLetter;
     pool.retry.max_attempts = NonZeroUsize::new(2).unwrap();
     pool.retry.initial = Duration::from_millis(1);
     let seen = Arc::new(Mutex::new(Vec::new()));

@@ -6,6 +6,7 @@ mod audit;
 mod away;
 mod broker;
 mod cascade;
+mod exhausted;
 mod failure_table;
 mod faults;
 mod lease_model;

@@ -85,7 +85,7 @@ async fn run(data: &Path, bad: Bad) -> Result<Run> {
     let mut plan = Plan::default();
     let pool = plan.pools.get_mut("default").expect("there is always one");
     pool.concurrency = NonZeroUsize::new(CONCURRENCY);
-    pool.on_exhausted = Some(OnExhausted::Block);
+    pool.on_exhausted = OnExhausted::Block;
     if bad == Bad::Large {
         pool.byte_budget = 4 << 20;
     }

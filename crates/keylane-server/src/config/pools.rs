@@ -203,13 +203,12 @@ fn on_refused(node: &Node) -> Result<OnRefused, Wrong> {
     parse::word(node, &words)
 }
 
-fn on_exhausted(node: &Node) -> Result<Option<OnExhausted>, Wrong> {
+fn on_exhausted(node: &Node) -> Result<OnExhausted, Wrong> {
     let words = [
-        ("auto", None),
-        ("return", Some(OnExhausted::Return)),
-        ("dead-letter", Some(OnExhausted::DeadLetter)),
-        ("park", Some(OnExhausted::Park)),
-        ("block", Some(OnExhausted::Block)),
+        ("return", OnExhausted::Return),
+        ("dead-letter", OnExhausted::DeadLetter),
+        ("park", OnExhausted::Park),
+        ("block", OnExhausted::Block),
     ];
     parse::word(node, &words)
 }

@@ -141,7 +141,7 @@ fn the_designs_example_is_understood() {
     let mail = &config.plan.pools["mail"];
     assert_eq!(mail.rate.unwrap().burst, 10);
     assert_eq!(mail.overflow, Some(Overflow::Return));
-    assert_eq!(mail.on_exhausted, Some(OnExhausted::Park));
+    assert_eq!(mail.on_exhausted, OnExhausted::Park);
     assert_eq!(
         mail.targets,
         Targets::Only(TargetList::parse(["https://api.example.com"]).unwrap())

@@ -68,7 +68,7 @@ pub(super) async fn order_with_failing_heads(rig: Rig) -> Result<Summary, End> {
 pub(super) async fn return_with_cascade(rig: Rig) -> Result<Summary, End> {
     let returning = |policy| {
         Setup::new().pool(|pool| {
-            pool.on_exhausted = Some(policy);
+            pool.on_exhausted = policy;
             pool.retry.max_attempts = NonZeroUsize::MIN;
         })
     };
@@ -97,7 +97,7 @@ pub(super) async fn dead_letter(rig: Rig) -> Result<Summary, End> {
     // Every seventh message fails for good.
     let is_bad = |call: &Call| call.n % 7 == 3;
     let setup = Setup::new()
-        .pool(|pool| pool.on_exhausted = Some(OnExhausted::DeadLetter))
+        .pool(|pool| pool.on_exhausted = OnExhausted::DeadLetter)
         .script(move |call| match is_bad(call) {
             true => Answer::failed(),
             false => Answer::delivered(),
@@ -123,7 +123,7 @@ pub(super) async fn park(rig: Rig) -> Result<Summary, End> {
     let bad: Vec<String> = keys(4);
     let is_bad = move |call: &Call| call.n == 3 && bad.iter().any(|key| **key == *call.key);
     let setup = Setup::new()
-        .pool(|pool| pool.on_exhausted = Some(OnExhausted::Park))
+        .pool(|pool| pool.on_exhausted = OnExhausted::Park)
         .script(failing_until(&mended, is_bad));
     let run = rig.start(setup).await?;
     run.publish(&keys(10), 0..6).await?;
@@ -176,7 +176,7 @@ pub(super) async fn block(rig: Rig) -> Result<Summary, End> {
     rig.needs_keys()?;
     let mended = Switch::default();
     let setup = Setup::new()
-        .pool(|pool| pool.on_exhausted = Some(OnExhausted::Block))
+        .pool(|pool| pool.on_exhausted = OnExhausted::Block)
         .script(failing_until(&mended, |call| &*call.key == "k0"));
     let run = rig.start(setup).await?;
     run.publish(&keys(20), 0..5).await?;

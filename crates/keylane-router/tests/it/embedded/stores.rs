@@ -182,7 +182,8 @@ async fn attempts_and_rounds_are_counted_and_survive_a_restart() {
         first,
         Ok(Stay {
             round: 0,
-            failed: 1
+            failed: 1,
+            total: 1
         })
     );
     store
@@ -199,7 +200,8 @@ async fn attempts_and_rounds_are_counted_and_survive_a_restart() {
         next,
         Ok(Stay {
             round: 1,
-            failed: 1
+            failed: 1,
+            total: 3
         })
     );
 
@@ -210,14 +212,15 @@ async fn attempts_and_rounds_are_counted_and_survive_a_restart() {
         store.stay(&number),
         Stay {
             round: 1,
-            failed: 1
+            failed: 1,
+            total: 3
         }
     );
     assert_eq!(
         store.stay(&text),
         Stay {
             round: 1,
-            failed: 0
+            ..Stay::default()
         }
     );
     store.forget(vec![number.clone()]).await.expect("forgotten");

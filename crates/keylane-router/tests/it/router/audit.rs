@@ -48,6 +48,7 @@ async fn it_sees_no_violation_in_retries_returns_and_whatever_else_is_usual() {
     ];
     let mut plan = quick_plan();
     pool(&mut plan).retry.max_attempts = NonZeroUsize::new(2).unwrap();
+    pool(&mut plan).on_exhausted = OnExhausted::Return;
     let top = Top::new(plan, random(11, answers)).await;
     let keys: Vec<String> = (0..20).map(|k| format!("key-{k}")).collect();
     for round in 0..4 {
@@ -68,7 +69,7 @@ async fn it_sees_no_violation_in_retries_returns_and_whatever_else_is_usual() {
 async fn it_sees_no_violation_when_a_key_is_parked_and_replayed() {
     let ill = Arc::new(AtomicBool::new(true));
     let mut plan = quick_plan();
-    pool(&mut plan).on_exhausted = Some(OnExhausted::Park);
+    pool(&mut plan).on_exhausted = OnExhausted::Park;
     let top = Top::new(plan, ill_while(&ill)).await;
     top.publish_all(&[("a", 1), ("a", 2), ("a", 3)]).await;
     top.drained().await;

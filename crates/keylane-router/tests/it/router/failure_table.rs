@@ -198,7 +198,7 @@ async fn a_message_larger_than_the_pool_takes_is_a_dead_letter() {
     assert_eq!(letters(&top).await, [("too-large".to_owned(), 0)]);
 }
 
-fn exhausted(policy: Option<OnExhausted>) -> Plan {
+fn exhausted(policy: OnExhausted) -> Plan {
     let mut plan = quick_plan();
     plan.pools.get_mut("default").unwrap().on_exhausted = policy;
     plan
@@ -206,14 +206,15 @@ fn exhausted(policy: Option<OnExhausted>) -> Plan {
 
 #[tokio::test]
 async fn exhausted_return_gives_the_key_back_and_begins_a_new_round() {
-    let top = after(exhausted(None), vec![Answer::status(500); 4]).await;
+    let policy = OnExhausted::Return;
+    let top = after(exhausted(policy), vec![Answer::status(500); 4]).await;
     assert_eq!(top.starts("g"), [1, 1, 1, 1, 1, 2]);
     assert_eq!(top.counters().returned.get(), 2);
 }
 
 #[tokio::test]
 async fn exhausted_dead_letter_stores_the_head_and_the_lane_goes_on() {
-    let policy = Some(OnExhausted::DeadLetter);
+    let policy = OnExhausted::DeadLetter;
     let top = after(exhausted(policy), vec![Answer::status(500); 3]).await;
     assert_eq!(top.starts("g"), [1, 1, 1, 2]);
     assert_eq!(letters(&top).await, [("exhausted".to_owned(), 3)]);
@@ -221,16 +222,18 @@ async fn exhausted_dead_letter_stores_the_head_and_the_lane_goes_on() {
 
 #[tokio::test]
 async fn exhausted_block_retries_for_ever_and_those_behind_wait() {
-    let policy = Some(OnExhausted::Block);
-    let top = after(exhausted(policy), vec![Answer::status(500); 7]).await;
-    assert_eq!(top.starts("g"), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
-    assert_eq!(top.counters().returned.get(), 0);
+    // Unset, that is the policy.
+    for plan in [quick_plan(), exhausted(OnExhausted::Block)] {
+        let top = after(plan, vec![Answer::status(500); 7]).await;
+        assert_eq!(top.starts("g"), [1, 1, 1, 1, 1, 1, 1, 1, 2]);
+        assert_eq!(top.counters().returned.get(), 0);
+    }
 }
 
 #[tokio::test]
 async fn a_blocked_key_is_an_alert_until_its_head_is_resolved() {
     let ill = Arc::new(AtomicBool::new(true));
-    let top = Top::new(exhausted(Some(OnExhausted::Block)), ill_while(&ill)).await;
+    let top = Top::new(exhausted(OnExhausted::Block), ill_while(&ill)).await;
     top.publish_all(&[("g", 1), ("h", 1)]).await;
     until("both are blocked", || top.router.pools()[0].blocked == 2).await;
     let problems = top.router.problems();
@@ -250,7 +253,7 @@ async fn a_blocked_key_is_an_alert_until_its_head_is_resolved() {
 
 #[tokio::test]
 async fn exhausted_park_stores_the_key_whole() {
-    let policy = Some(OnExhausted::Park);
+    let policy = OnExhausted::Park;
     let top = Top::new(exhausted(policy), answers(vec![Answer::status(500); 3])).await;
     top.publish_all(&[("g", 1), ("g", 2)]).await;
     top.drained().await;

@@ -155,7 +155,7 @@ pub(crate) fn patient_plan() -> Plan {
     let mut plan = quick_plan();
     let pool = plan.pools.get_mut("default").unwrap();
     pool.busy_max = Duration::from_secs(36_000);
-    pool.on_exhausted = Some(OnExhausted::Block);
+    pool.on_exhausted = OnExhausted::Block;
     plan
 }
 

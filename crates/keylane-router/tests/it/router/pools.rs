@@ -144,7 +144,7 @@ async fn a_reload_is_not_refused_for_a_source_that_it_removes() {
     plan.sources.insert("t".into(), SourcePlan::custom());
     let builder = Router::builder().plan(plan.clone()).store(db.store());
     let router = builder.source("t", source).start().await.unwrap();
-    pool(&mut plan).on_exhausted = Some(OnExhausted::Return);
+    pool(&mut plan).on_exhausted = OnExhausted::Return;
     let refused = router.reload(plan.clone()).await;
     assert!(matches!(refused, Err(StartError::CannotReturn { .. })));
     plan.sources.clear();
@@ -494,7 +494,7 @@ impl Removing {
         let mut plan = quick_plan();
         pool(&mut plan).retry.initial = Duration::from_millis(300);
         pool(&mut plan).retry.max = Duration::from_millis(300);
-        pool(&mut plan).on_exhausted = Some(OnExhausted::Block);
+        pool(&mut plan).on_exhausted = OnExhausted::Block;
         let mut mail = plan.pools["default"].clone();
         mail.drain = Some(Duration::from_millis(20));
         plan.pools.insert("mail".into(), mail);
@@ -713,7 +713,7 @@ async fn r11_a_key_with_something_unresolved_stays_where_that_is() {
 fn scoped(scope: LaneScope) -> Plan {
     let mut plan = quick_plan();
     pool(&mut plan).lane_scope = scope;
-    pool(&mut plan).on_exhausted = Some(OnExhausted::Park);
+    pool(&mut plan).on_exhausted = OnExhausted::Park;
     pool(&mut plan).retry.max_attempts = NonZeroUsize::MIN;
     plan
 }

@@ -201,7 +201,7 @@ async fn return_on_a_source_that_cannot_is_refused_at_start() {
     let (source, _feeder) = test_source("t");
     let mut plan = quick_plan();
     let pool = plan.pools.get_mut("default").unwrap();
-    pool.on_exhausted = Some(keylane_router::plan::OnExhausted::Return);
+    pool.on_exhausted = keylane_router::plan::OnExhausted::Return;
     let started = Router::builder()
         .plan(plan)
         .store(db.store())

@@ -133,7 +133,7 @@ async fn with_cascade_batch_what_came_with_the_one_that_fails_goes_back() {
 async fn one_behind_a_held_head_that_fails_for_good_parks_its_key() {
     let park = |plan: &mut Plan| {
         let pool = plan.pools.get_mut("default").unwrap();
-        pool.on_exhausted = Some(OnExhausted::Park);
+        pool.on_exhausted = OnExhausted::Park;
     };
     let rig = rig(park).await;
     rig.fail_the_second().await;

@@ -79,7 +79,7 @@ async fn deliver_all(folder: &Path) {
     let mut plan = quick_plan();
     let pool = plan.pools.get_mut("default").unwrap();
     pool.byte_budget = BUDGET;
-    pool.on_exhausted = Some(OnExhausted::Block);
+    pool.on_exhausted = OnExhausted::Block;
     pool.retry.initial = Duration::from_millis(100);
     pool.retry.max = Duration::from_millis(500);
     pool.retry.max_attempts = NonZeroUsize::new(10).unwrap();

@@ -129,7 +129,7 @@ fn plan() -> Plan {
     let pool = pool(&mut plan);
     pool.retry.initial = Duration::from_secs(3600);
     pool.retry.max = Duration::from_secs(3600);
-    pool.on_exhausted = Some(OnExhausted::Block);
+    pool.on_exhausted = OnExhausted::Block;
     plan
 }
 
@@ -728,7 +728,7 @@ async fn the_held_head_of_a_spilled_key_can_be_skipped() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spilled_head_without_hope_is_parked_if_that_is_the_policy() {
     let mut plan = restless();
-    pool(&mut plan).on_exhausted = Some(OnExhausted::Park);
+    pool(&mut plan).on_exhausted = OnExhausted::Park;
     pool(&mut plan).lane_capacity = NonZeroUsize::new(2).unwrap();
     pool(&mut plan).retry.max_attempts = NonZeroUsize::new(6).unwrap();
     let mut rig = Rig::new(plan, &["bad"]).await;
@@ -799,7 +799,7 @@ async fn nothing_of_a_spilled_key_is_returned_also_where_its_source_could() {
     let mut plan = restless();
     let pool = pool(&mut plan);
     pool.overflow = Some(Overflow::Spill);
-    pool.on_exhausted = Some(OnExhausted::Return);
+    pool.on_exhausted = OnExhausted::Return;
     pool.lane_capacity = NonZeroUsize::new(2).unwrap();
     pool.retry.initial = Duration::from_millis(50);
     pool.retry.max = Duration::from_millis(50);
@@ -894,7 +894,7 @@ async fn what_lives_with_one_instance_is_refused_with_many() {
     }
     assert!(db.store().parked().is_empty() && db.store().pauses().is_empty());
     router.stop(Duration::from_secs(5)).await;
-    pool(&mut plan).on_exhausted = Some(OnExhausted::Park);
+    pool(&mut plan).on_exhausted = OnExhausted::Park;
     let Err(refused) = start(plan).await else {
         panic!("it started");
     };

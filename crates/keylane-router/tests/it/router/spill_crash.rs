@@ -106,7 +106,7 @@ async fn deliver_all(folder: &Path) {
     let parking = std::env::var_os(PARKING).is_some();
     let last = std::env::var_os("KEYLANE_FAULT").is_none();
     if parking {
-        pool.on_exhausted = Some(OnExhausted::Park);
+        pool.on_exhausted = OnExhausted::Park;
         pool.retry.max_attempts = NonZeroUsize::MIN;
     }
     let target = Target {

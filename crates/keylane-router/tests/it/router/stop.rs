@@ -113,7 +113,7 @@ async fn failed_attempts_survive_a_restart() {
 
 fn parking() -> Plan {
     let mut plan = quick_plan();
-    plan.pools.get_mut("default").unwrap().on_exhausted = Some(OnExhausted::Park);
+    plan.pools.get_mut("default").unwrap().on_exhausted = OnExhausted::Park;
     plan
 }
 
@@ -285,7 +285,7 @@ async fn r14_counters_equal_what_happened() {
 async fn stored_keys_of_a_source_that_was_renamed_are_told_of_and_not_replayed() {
     let ill = Arc::new(AtomicBool::new(true));
     let mut plan = quick_plan();
-    plan.pools.get_mut("default").unwrap().on_exhausted = Some(OnExhausted::Park);
+    plan.pools.get_mut("default").unwrap().on_exhausted = OnExhausted::Park;
     let top = Top::new(plan.clone(), ill_while(&ill)).await;
     top.publish_all(&[("k", 1), ("k", 2)]).await;
     let parked = || top.db.store().parked_lane(&lane("k"));

@@ -132,7 +132,7 @@ async fn a_panic_while_a_failed_attempt_is_written_down_keeps_the_message_in_its
 #[tokio::test(start_paused = true)]
 async fn a_panic_while_a_key_is_parked_keeps_it_whole_and_in_order() {
     let mut plan = as_the_original();
-    plan.pools.get_mut("default").unwrap().on_exhausted = Some(OnExhausted::Park);
+    plan.pools.get_mut("default").unwrap().on_exhausted = OnExhausted::Park;
     let rig = rig(plan, panics("park"), |id, _| match id {
         "1" => Outcome::Failed(Reason::default()),
         _ => Outcome::Delivered,

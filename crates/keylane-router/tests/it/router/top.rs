@@ -13,7 +13,7 @@ use keylane_router::dispatch::{HttpDispatch, HttpOptions};
 use keylane_router::embedded::{Db, NewMessage, Options};
 use keylane_router::history::{self, By, Event, EventKind, Recorder};
 use keylane_router::message::Key;
-use keylane_router::plan::{Keyless, Plan, PoolPlan, SourcePlan};
+use keylane_router::plan::{Keyless, OnExhausted, Plan, PoolPlan, SourcePlan};
 use keylane_router::testing::{Answer, Behaviour, Request, Target};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -90,6 +90,7 @@ pub(crate) fn as_the_original() -> Plan {
     let mut plan = quick_plan();
     let pool = plan.pools.get_mut("default").unwrap();
     pool.retry.max_attempts = NonZeroUsize::MIN;
+    pool.on_exhausted = OnExhausted::Return;
     plan
 }
 

@@ -213,7 +213,7 @@ fn features(kind: &SourceKind) -> Option<Features> {
 /// What pools ask of a source that cannot take messages back in order with a delay.
 fn check_returns(source: &Section<'_>, pools: &Pools) {
     for (name, pool) in pools {
-        let on_exhausted = pool.on_exhausted == Some(OnExhausted::Return);
+        let on_exhausted = pool.on_exhausted == OnExhausted::Return;
         let overflow = pool.overflow == Some(Overflow::Return);
         let shared = pool.lane_scope == LaneScope::Pool;
         let asked = [
@@ -237,7 +237,7 @@ fn check_many(source: &Section<'_>, kind: &SourceKind, pools: &Pools) {
         source.problem("instances", text);
     }
     for (name, pool) in pools {
-        if pool.on_exhausted == Some(OnExhausted::Park) {
+        if pool.on_exhausted == OnExhausted::Park {
             let text =
                 format!("\"many\" and on_exhausted = \"park\" of pool `{name}` exclude each other");
             source.problem("instances", text);
