@@ -1,15 +1,18 @@
-//! Circuit breakers, one per target origin and shared by pools: an origin that is ill is left
-//! alone for a while instead of being called by every lane in turn.
+//! Circuit breakers, one per target origin and shared by pools: an origin that fails is left alone
+//! for a while instead of being called by every lane in turn.
 //!
-//! Closed, calls go through and their results fill a window; when the window is full and enough of
-//! it failed, the breaker opens. After a while it is half open: a few probes at once. Any answer
-//! that is no failure closes it, a failure opens it again.
+//! The window is over lanes, not calls. Closed, all calls go through; the first attempt of a
+//! message is its lane's result, which replaces the lane's older one. Retries do not count, so that
+//! one failing key is one result, however often it is called. When enough lanes are in the window
+//! and enough of them failed, the breaker opens. After a while it is half open: it lets a few
+//! probes through, whatever their attempt number. One that fails opens it again; when as many have
+//! succeeded as there are probes, it closes.
 //!
 //! [`Table`] is the rule as plain data, with time passed in. [`Breakers`] puts a lock around it
-//! and makes a call a value that gives its slot back when dropped. Who waits for an origin is the
-//! caller's business: a [`Change`] tells it when to look again.
+//! and makes a call a value that gives its slot back when dropped. Which lanes wait for an origin
+//! is the caller's business: a [`Change`] says when to look again.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -74,6 +77,8 @@ pub struct Change {
 pub enum ChangeKind {
     /// Open until then; at that time wake as many as there are `probes`.
     Opened(Instant),
+    /// Still open, until then: a probe failed, or the plan changed.
+    OpenUntil(Instant),
     /// A probe ended without a result: wake one.
     SlotFree,
     /// Closed: wake all.
@@ -84,6 +89,8 @@ pub enum ChangeKind {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ticket {
     place: usize,
+    /// Whose result it is while the breaker is closed; none for a retry.
+    lane: Option<u64>,
     /// Which of the entry's states the call belongs to; results of earlier ones say nothing.
     era: u64,
 }
@@ -112,32 +119,93 @@ struct Entry {
     used: bool,
 }
 
+/// An origin whose breaker is not closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unwell {
+    /// Which origin.
+    pub origin: Arc<str>,
+    /// When it opened first.
+    pub since: Instant,
+    /// Until when it is open; `None` while it is half open.
+    pub until: Option<Instant>,
+}
+
 #[derive(Debug)]
 enum State {
     Closed(Window),
-    Open { until: Instant },
-    HalfOpen { probes: usize },
+    Open {
+        /// Since it was closed last.
+        since: Instant,
+        until: Instant,
+    },
+    HalfOpen {
+        since: Instant,
+        /// Probes under way.
+        running: usize,
+        /// Probes that succeeded.
+        good: usize,
+    },
 }
 
-/// The last calls' results.
+/// The last results, one of each lane.
 #[derive(Debug, Default)]
 struct Window {
-    /// `true` is a failure; oldest first.
-    calls: VecDeque<bool>,
+    /// Oldest first.
+    results: BTreeMap<u64, Seen>,
+    /// Where the result of a lane is.
+    of: Map<u64, u64>,
     failures: usize,
+    next: u64,
+}
+
+/// The result of a lane.
+#[derive(Debug)]
+struct Seen {
+    lane: u64,
+    failed: bool,
+    at: Instant,
 }
 
 impl Window {
-    fn push(&mut self, failed: bool, length: usize) {
-        self.calls.push_back(failed);
+    fn push(&mut self, lane: u64, failed: bool, now: Instant, plan: &BreakerPlan) {
+        if let Some(&place) = self.of.get(&lane) {
+            self.forget(place);
+        }
+        let at = now;
+        self.results.insert(self.next, Seen { lane, failed, at });
+        self.of.insert(lane, self.next);
         self.failures += usize::from(failed);
-        self.keep(length);
+        self.next += 1;
+        self.keep(plan.window.get());
+        self.keep_since(now, plan.open);
     }
 
-    /// Forgets all but the last calls.
-    fn keep(&mut self, length: usize) {
-        while self.calls.len() > length {
-            self.failures -= usize::from(self.calls.pop_front() == Some(true));
+    fn lanes(&self) -> usize {
+        self.results.len()
+    }
+
+    fn forget(&mut self, place: u64) {
+        if let Some(seen) = self.results.remove(&place) {
+            self.of.remove(&seen.lane);
+            self.failures -= usize::from(seen.failed);
+        }
+    }
+
+    /// Forgets all but the last lanes.
+    fn keep(&mut self, lanes: usize) {
+        while self.results.len() > lanes {
+            let first = self.results.first_key_value();
+            let (&place, _) = first.expect("there are more than none");
+            self.forget(place);
+        }
+    }
+
+    /// Forgets what is older than that.
+    fn keep_since(&mut self, now: Instant, age: Duration) {
+        while let Some((&place, first)) = self.results.first_key_value()
+            && now.saturating_duration_since(first.at) > age
+        {
+            self.forget(place);
         }
     }
 }
@@ -165,16 +233,20 @@ impl Table {
             return self.forget_all();
         }
         let mut changes = Vec::new();
+        let probes = self.plan.probes.get();
         for place in 0..self.entries.len() {
             match &mut self.entries[place].state {
                 State::Closed(window) => window.keep(self.plan.window.get()),
-                State::Open { until } => {
+                State::Open { until, .. } => {
                     *until = shifted(*until, old.open, self.plan.open);
-                    let kind = ChangeKind::Opened(*until);
+                    let kind = ChangeKind::OpenUntil(*until);
                     changes.push(self.change(place, kind));
                 }
+                State::HalfOpen { good, .. } if *good >= probes => {
+                    changes.push(self.close(place));
+                }
                 State::HalfOpen { .. } => {
-                    let more = self.plan.probes.get().saturating_sub(old.probes.get());
+                    let more = probes.saturating_sub(old.probes.get());
                     let free = (0..more).map(|_| self.change(place, ChangeKind::SlotFree));
                     changes.extend(free);
                 }
@@ -184,8 +256,8 @@ impl Table {
     }
 
     fn forget_all(&mut self) -> Vec<Change> {
-        let unwell = self.unwell().map(|(origin, _)| Change {
-            origin: origin.clone(),
+        let unwell = self.unwell().map(|unwell| Change {
+            origin: unwell.origin,
             kind: ChangeKind::Closed,
         });
         let changes = unwell.collect();
@@ -203,18 +275,22 @@ impl Table {
         };
         match self.entries[place].state {
             State::Closed(_) => Gate::Go,
-            State::Open { until } if now < until => Gate::OpenUntil(until),
+            State::Open { until, .. } if now < until => Gate::OpenUntil(until),
             State::Open { .. } => Gate::Go,
-            State::HalfOpen { probes } if probes < self.plan.probes.get() => Gate::Go,
+            State::HalfOpen { running, good, .. } if running + good < self.plan.probes.get() => {
+                Gate::Go
+            }
             State::HalfOpen { .. } => Gate::NoSlot,
         }
     }
 
-    /// Starts a call, or says why not (never [`Gate::Go`]). Making room for a new origin may
-    /// forget another, and whoever waits for that one is told.
+    /// Starts a call, or says why not (never [`Gate::Go`]). `lane` is the lane whose message is
+    /// called for the first time; `None` for a retry, which counts only as a probe. Making room for
+    /// a new origin may forget another, and then the change is that one's.
     pub fn begin(
         &mut self,
         origin: &Arc<str>,
+        lane: Option<u64>,
         now: Instant,
     ) -> Result<(Ticket, Option<Change>), Gate> {
         match self.check(origin, now) {
@@ -227,14 +303,18 @@ impl Table {
         entry.used = true;
         match &mut entry.state {
             State::Closed(_) => {}
-            State::HalfOpen { probes } => *probes += 1,
-            open @ State::Open { .. } => {
-                *open = State::HalfOpen { probes: 1 };
+            State::HalfOpen { running, .. } => *running += 1,
+            State::Open { since, .. } => {
+                entry.state = State::HalfOpen {
+                    since: *since,
+                    running: 1,
+                    good: 0,
+                };
                 entry.era = self.eras;
             }
         }
         let era = entry.era;
-        Ok((Ticket { place, era }, change))
+        Ok((Ticket { place, lane, era }, change))
     }
 
     /// Ends a call.
@@ -245,26 +325,34 @@ impl Table {
         }
         match &mut entry.state {
             State::Closed(window) => {
-                if verdict == Verdict::Unknown {
-                    return None;
-                }
-                window.push(verdict == Verdict::Failed, self.plan.window.get());
+                let lane = ticket.lane.filter(|_| verdict != Verdict::Unknown)?;
+                window.push(lane, verdict == Verdict::Failed, now, &self.plan);
                 if self.plan.opens(window) {
                     self.unwell += 1;
-                    return Some(self.open(ticket.place, now));
+                    let until = self.open(ticket.place, now, now);
+                    return Some(self.change(ticket.place, ChangeKind::Opened(until)));
                 }
                 None
             }
-            State::HalfOpen { probes } => match verdict {
+            State::HalfOpen {
+                since,
+                running,
+                good,
+            } => match verdict {
                 Verdict::Unknown => {
-                    *probes -= 1;
+                    *running -= 1;
                     Some(self.change(ticket.place, ChangeKind::SlotFree))
                 }
-                Verdict::Failed => Some(self.open(ticket.place, now)),
+                Verdict::Failed => {
+                    let since = *since;
+                    let until = self.open(ticket.place, since, now);
+                    Some(self.change(ticket.place, ChangeKind::OpenUntil(until)))
+                }
                 Verdict::Answered => {
-                    self.unwell -= 1;
-                    self.set(ticket.place, State::Closed(Window::default()));
-                    Some(self.change(ticket.place, ChangeKind::Closed))
+                    *running -= 1;
+                    *good += 1;
+                    let enough = *good >= self.plan.probes.get();
+                    enough.then(|| self.close(ticket.place))
                 }
             },
             // No ticket belongs to an open era.
@@ -282,20 +370,33 @@ impl Table {
         self.entries.is_empty()
     }
 
-    /// Origins that are not closed now, with the time until which they are open (`None`: half
-    /// open).
-    pub fn unwell(&self) -> impl Iterator<Item = (&Arc<str>, Option<Instant>)> {
-        self.entries.iter().filter_map(|entry| match entry.state {
-            State::Closed(_) => None,
-            State::Open { until } => Some((&entry.origin, Some(until))),
-            State::HalfOpen { .. } => Some((&entry.origin, None)),
+    /// Origins whose breakers are not closed now.
+    pub fn unwell(&self) -> impl Iterator<Item = Unwell> {
+        self.entries.iter().filter_map(|entry| {
+            let (since, until) = match entry.state {
+                State::Closed(_) => return None,
+                State::Open { since, until } => (since, Some(until)),
+                State::HalfOpen { since, .. } => (since, None),
+            };
+            Some(Unwell {
+                origin: entry.origin.clone(),
+                since,
+                until,
+            })
         })
     }
 
-    fn open(&mut self, place: usize, now: Instant) -> Change {
+    /// Answers until when it is open.
+    fn open(&mut self, place: usize, since: Instant, now: Instant) -> Instant {
         let until = now + self.plan.open;
-        self.set(place, State::Open { until });
-        self.change(place, ChangeKind::Opened(until))
+        self.set(place, State::Open { since, until });
+        until
+    }
+
+    fn close(&mut self, place: usize) -> Change {
+        self.unwell -= 1;
+        self.set(place, State::Closed(Window::default()));
+        self.change(place, ChangeKind::Closed)
     }
 
     fn set(&mut self, place: usize, state: State) {
@@ -380,8 +481,10 @@ fn shifted(until: Instant, old: Duration, new: Duration) -> Instant {
 
 impl BreakerPlan {
     fn opens(&self, window: &Window) -> bool {
-        let length = self.window.get();
-        window.calls.len() == length && window.failures as f64 >= self.failures * length as f64
+        let lanes = window.lanes();
+        // A plan that was not checked may ask for more lanes than the window has.
+        let enough = lanes >= self.min_lanes.min(self.window).get();
+        enough && window.failures as f64 >= self.failures * lanes as f64
     }
 
     /// Whether there are breakers at all.
@@ -429,7 +532,7 @@ impl Breakers {
     }
 
     /// As [`Table::begin`]; the call ends with [`Call::end`], or without a verdict when dropped.
-    pub fn begin(&self, origin: &Arc<str>, now: Instant) -> Result<Call, Gate> {
+    pub fn begin(&self, origin: &Arc<str>, lane: Option<u64>, now: Instant) -> Result<Call, Gate> {
         let mut call = Call {
             shared: self.shared.clone(),
             ticket: None,
@@ -439,20 +542,16 @@ impl Breakers {
             // Switched off: nothing is counted.
             return Ok(call);
         }
-        let (ticket, change) = table.begin(origin, now)?;
+        let (ticket, change) = table.begin(origin, lane, now)?;
         drop(table);
         call.ticket = Some(ticket);
         self.shared.tell(change);
         Ok(call)
     }
 
-    /// Origins that are not closed now, as [`Table::unwell`].
-    pub fn unwell(&self) -> Vec<(Arc<str>, Option<Instant>)> {
-        let table = lock(&self.shared.table);
-        let unwell = table.unwell();
-        unwell
-            .map(|(origin, until)| (origin.clone(), until))
-            .collect()
+    /// As [`Table::unwell`].
+    pub fn unwell(&self) -> Vec<Unwell> {
+        lock(&self.shared.table).unwell().collect()
     }
 }
 

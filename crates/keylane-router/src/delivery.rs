@@ -139,6 +139,8 @@ pub(crate) struct Delivery {
     pub(crate) parcel: Parcel,
     pub(crate) received: Instant,
     pub(crate) stay: Stay,
+    /// Its target was called in this stay.
+    pub(crate) called: bool,
     /// How often in a row it had to wait for the same.
     waits: u16,
     waited_for: Option<Wait>,
@@ -233,6 +235,7 @@ impl Delivery {
             parcel,
             received: Instant::now(),
             stay,
+            called: false,
             waits: 0,
             waited_for: None,
             held: AtomicBool::new(false),
@@ -335,6 +338,11 @@ impl Delivery {
         self.fate = (fate != Fate::Attempt).then(|| Box::new(fate));
     }
 
+    /// Whether its next attempt is the first of this round.
+    pub(crate) fn is_first_attempt(&self) -> bool {
+        !self.called && self.stay.failed == 0
+    }
+
     /// How often in a row it had to wait for the same.
     pub(crate) fn waits(&self) -> u32 {
         self.waits.into()
@@ -419,6 +427,7 @@ impl Delivery {
             parcel: self.parcel.clone(),
             received: self.received,
             stay: self.stay,
+            called: self.called,
             waits: self.waits,
             waited_for: self.waited_for,
             held: AtomicBool::new(*self.held.get_mut()),

@@ -19,6 +19,9 @@ pub enum Trouble {
     StalledKey(std::sync::Arc<str>),
     /// The head of some key of this pool fails for good, and its key waits.
     BlockedKey(std::sync::Arc<str>),
+    /// Target origins fail, and their lanes wait for them: a breaker is not closed. It harms no
+    /// others.
+    OpenBreaker,
     /// Keys are stored of a source of this name, and there is none: nobody feeds them.
     NoSource(std::sync::Arc<str>),
     /// A message was started after a later one of its key. That cannot be made good, so it is

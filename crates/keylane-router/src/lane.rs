@@ -109,6 +109,11 @@ impl LaneId {
         Self::new(Lane::Alone { owner, id })
     }
 
+    /// What the lane is known by among those of all pools, in this process.
+    pub(crate) fn number(&self, pool: &str) -> u64 {
+        HASH.hash_one((pool, self.0.hash))
+    }
+
     /// Whether it is one message's own.
     pub(crate) fn is_alone(&self) -> bool {
         matches!(self.0.lane, Lane::Alone { .. })

@@ -27,16 +27,19 @@ pub struct Plan {
     pub sources: BTreeMap<Arc<str>, SourcePlan>,
 }
 
-/// When a target origin is left alone for a while.
+/// When a target origin is left alone for a while. It goes by lanes: the result of a lane is that
+/// of the first attempt of its latest message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BreakerPlan {
-    /// Failure rate that opens it; 0 = off.
+    /// The share of failing lanes that opens it; 0 = off.
     pub failures: f64,
-    /// Over this many calls.
+    /// Of so many lanes, the latest ones.
     pub window: NonZeroUsize,
-    /// How long it stays open before probes are let through.
+    /// With fewer lanes than this in the window it does not open; at most `window`.
+    pub min_lanes: NonZeroUsize,
+    /// How long it stays open before probes are let through; older results do not count.
     pub open: Duration,
-    /// How many probes at once while half open.
+    /// How many probes while half open; when all of them succeed, it closes.
     pub probes: NonZeroUsize,
 }
 
@@ -291,6 +294,7 @@ impl Default for BreakerPlan {
         Self {
             failures: 0.5,
             window: NonZeroUsize::new(20).expect("not zero"),
+            min_lanes: NonZeroUsize::new(5).expect("not zero"),
             open: Duration::from_secs(30),
             probes: NonZeroUsize::new(3).expect("not zero"),
         }

@@ -25,7 +25,7 @@ use crate::dispatch::{Attempt, DynDispatch};
 use crate::error_type::ErrorType;
 use crate::feed::Fed;
 use crate::gone_back::GoneBack;
-use crate::health::{Health, Trouble};
+use crate::health::{Health, Problem, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
 use crate::lane::{LaneId, any_source};
 use crate::lease::Lost;
@@ -140,6 +140,34 @@ impl Shared {
             .filter(|(name, _)| LaneId::is_shared(lane) || **name == lane.source);
         let many = of_lane.find(|(_, source)| source.many);
         many.map(|(name, _)| name.clone())
+    }
+
+    /// The breakers that are not closed, as one problem.
+    pub(crate) fn open_breaker(&self) -> Option<Problem> {
+        let unwell = self.breakers.unwell();
+        let oldest = unwell.iter().min_by_key(|unwell| unwell.since)?;
+        let now = Instant::now().into_std();
+        let age = |from| now.saturating_duration_since(from);
+        let state = match oldest.until {
+            Some(until) if until > now => {
+                let left = until.saturating_duration_since(now);
+                format!("open for another {} s", left.as_secs())
+            }
+            _ => "half open".to_owned(),
+        };
+        let (origin, lanes) = (&oldest.origin, self.waits.waiting(&oldest.origin));
+        let others = match unwell.len() - 1 {
+            0 => String::new(),
+            others => format!("; and those of {others} other origins"),
+        };
+        Some(Problem {
+            trouble: Trouble::OpenBreaker,
+            text: format!(
+                "the breaker of `{origin}` is {state}, because first attempts of too many keys failed there; {lanes} keys wait for it{others}"
+            ),
+            since: SystemTime::now() - age(oldest.since),
+            times: 1,
+        })
     }
 
     /// Whether no source receives any more.
@@ -1020,6 +1048,7 @@ impl Attempts {
             }
             return self.lost_turn(delivery);
         }
+        delivery.called = true;
         self.audit(&delivery, &lane, &plan);
         if delivery.stay.failed == 0 && delivery.waits() == 0 {
             delivery
@@ -1572,7 +1601,9 @@ impl Attempts {
             return true;
         }
         let pool = self.pool.get().cloned().unwrap_or_default();
-        self.shared.waits.add(origin, pool, delivery.lane.clone());
+        let failed = !delivery.is_first_attempt();
+        let lane = delivery.lane.clone();
+        self.shared.waits.add(origin, pool, lane, failed);
         // It may have changed before we were on the list: then nobody would wake us.
         check() == breaker::Gate::Go
     }
@@ -1581,10 +1612,11 @@ impl Attempts {
         let Some(origin) = delivery.parcel.address.origin() else {
             return Ok(None);
         };
-        let call = self
-            .shared
-            .breakers
-            .begin(origin, Instant::now().into_std());
+        // One result for each message: retries say no more of the origin.
+        let first = delivery.is_first_attempt();
+        let lane = first.then(|| delivery.lane.number(&self.name));
+        let now = Instant::now().into_std();
+        let call = self.shared.breakers.begin(origin, lane, now);
         call.map(Some).map_err(|_| ())
     }
 }

@@ -149,6 +149,16 @@ pub enum StartError {
         /// Which source.
         source_name: Arc<str>,
     },
+    /// A breaker that could never open.
+    #[error(
+        "breaker: window = {window} is below min_lanes = {min_lanes}: no window would ever hold enough lanes to open; raise window or lower min_lanes"
+    )]
+    BreakerWindow {
+        /// The lanes that are remembered.
+        window: usize,
+        /// The lanes that it takes.
+        min_lanes: usize,
+    },
     /// The router is stopping.
     #[error("the router is stopping")]
     Stopping,
@@ -326,7 +336,14 @@ impl Router {
 
     /// What is wrong right now.
     pub fn problems(&self) -> Vec<Problem> {
-        self.inner.health.problems()
+        let mut problems = self.inner.health.problems();
+        problems.extend(self.inner.shared.open_breaker());
+        problems
+    }
+
+    /// How many target origins have a breaker that is not closed.
+    pub fn open_breakers(&self) -> usize {
+        self.inner.shared.breakers.unwell().len()
     }
 
     /// How often a lane came to wait for the breaker of its target.
@@ -505,6 +522,10 @@ fn most_in_flight(plan: &Plan) -> usize {
 
 /// What no source makes possible.
 fn check_plan(plan: &Plan) -> Result<(), StartError> {
+    let (window, min_lanes) = (plan.breaker.window.get(), plan.breaker.min_lanes.get());
+    if window < min_lanes {
+        return Err(StartError::BreakerWindow { window, min_lanes });
+    }
     let shared = |pool: &PoolPlan| {
         pool.overflow == Some(Overflow::Spill) && pool.lane_scope == LaneScope::Pool
     };

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 
 use crate::breaker::{Change, ChangeKind};
 use crate::lane::LaneId;
+use crate::log_limit::LogLimit;
 use crate::plan::BreakerPlan;
 use crate::pool::Pool;
 
@@ -15,18 +16,79 @@ use crate::pool::Pool;
 pub(crate) struct BreakerWaits {
     state: Mutex<State>,
     changed: Notify,
+    logged: LogLimit,
 }
 
 struct State {
     /// So many lanes are woken when an origin may be probed,
     probes: usize,
-    /// and again after this, if nobody took the chance.
+    /// and again after this, if none of them took the chance.
     again: Duration,
-    waiting: HashMap<Arc<str>, VecDeque<(Weak<Pool>, LaneId)>>,
+    /// By origin; none of them is empty.
+    lines: HashMap<Arc<str>, Line>,
     /// How often a lane came to wait: what waiting costs.
     held: u64,
     /// When origins are to be probed.
     due: HashMap<Arc<str>, Instant>,
+}
+
+/// A lane that waits.
+struct Waiter {
+    pool: Weak<Pool>,
+    lane: LaneId,
+}
+
+/// The lanes that wait for one origin, each once.
+#[derive(Default)]
+struct Line {
+    /// Lanes whose front was not called yet. They probe first: what failed once says little.
+    fresh: VecDeque<Waiter>,
+    /// The others.
+    failed: VecDeque<Waiter>,
+    /// Whether the front of each of them was called.
+    known: HashMap<Name, bool>,
+}
+
+/// Which lane of which pool.
+type Name = (usize, LaneId);
+
+impl Waiter {
+    fn name(&self) -> Name {
+        (self.pool.as_ptr().addr(), self.lane.clone())
+    }
+}
+
+impl Line {
+    /// A lane that waits already keeps its place among those of its kind.
+    fn add(&mut self, waiter: Waiter, failed: bool) {
+        if self.known.insert(waiter.name(), failed).is_none() {
+            match failed {
+                false => self.fresh.push_back(waiter),
+                true => self.failed.push_back(waiter),
+            }
+        }
+    }
+
+    fn pop(&mut self) -> Option<Waiter> {
+        while let Some(waiter) = self.fresh.pop_front() {
+            match self.known.get(&waiter.name()) {
+                // It has failed since it came.
+                Some(true) => self.failed.push_back(waiter),
+                _ => return Some(self.leaves(waiter)),
+            }
+        }
+        let waiter = self.failed.pop_front()?;
+        Some(self.leaves(waiter))
+    }
+
+    fn leaves(&mut self, waiter: Waiter) -> Waiter {
+        self.known.remove(&waiter.name());
+        waiter
+    }
+
+    fn len(&self) -> usize {
+        self.known.len()
+    }
 }
 
 impl BreakerWaits {
@@ -34,13 +96,14 @@ impl BreakerWaits {
         let state = State {
             probes: plan.probes.get(),
             again: again(plan),
-            waiting: HashMap::new(),
+            lines: HashMap::new(),
             held: 0,
             due: HashMap::new(),
         };
         Self {
             state: Mutex::new(state),
             changed: Notify::new(),
+            logged: LogLimit::default(),
         }
     }
 
@@ -57,21 +120,23 @@ impl BreakerWaits {
         self.changed.notify_one();
     }
 
-    /// This lane waits for this origin.
-    pub(crate) fn add(&self, origin: &Arc<str>, pool: Weak<Pool>, lane: LaneId) {
+    /// This lane waits for this origin; `failed` says that its front was called before.
+    pub(crate) fn add(&self, origin: &Arc<str>, pool: Weak<Pool>, lane: LaneId, failed: bool) {
         let mut state = self.lock();
         state.held += 1;
-        state
-            .waiting
-            .entry(origin.clone())
-            .or_default()
-            .push_back((pool, lane));
+        let line = state.lines.entry(origin.clone()).or_default();
+        line.add(Waiter { pool, lane }, failed);
         if !state.due.contains_key(origin) {
-            // Whatever happens, somebody looks again.
+            // Whatever happens, the origin is looked at again.
             let at = now() + state.again;
             state.due.insert(origin.clone(), at);
             self.changed.notify_one();
         }
+    }
+
+    /// How many lanes wait for this origin.
+    pub(crate) fn waiting(&self, origin: &str) -> usize {
+        self.lock().lines.get(origin).map_or(0, Line::len)
     }
 
     /// How often a lane came to wait.
@@ -80,10 +145,23 @@ impl BreakerWaits {
         self.lock().held
     }
 
+    fn log(&self, change: &Change) {
+        let origin = &*change.origin;
+        match change.kind {
+            ChangeKind::Opened(_) if self.logged.allows(now()) => tracing::warn!(
+                origin,
+                "breaker opened: the first attempts of too many keys failed; keys with targets there wait and probe"
+            ),
+            ChangeKind::Closed => tracing::info!(origin, "breaker closed"),
+            _ => {}
+        }
+    }
+
     /// The breaker says something changed.
     pub(crate) fn on_change(&self, change: Change) {
+        self.log(&change);
         match change.kind {
-            ChangeKind::Opened(until) => {
+            ChangeKind::Opened(until) | ChangeKind::OpenUntil(until) => {
                 self.lock().due.insert(change.origin, until);
                 self.changed.notify_one();
             }
@@ -122,7 +200,7 @@ impl BreakerWaits {
             let probes = self.lock().probes;
             self.wake(&origin, probes);
             let mut state = self.lock();
-            if state.waiting.contains_key(&origin) {
+            if state.lines.contains_key(&origin) {
                 let at = now + state.again;
                 state.due.entry(origin).or_insert(at);
             }
@@ -134,7 +212,7 @@ impl BreakerWaits {
     fn wake(&self, origin: &Arc<str>, most: usize) {
         let mut woken = 0;
         while woken < most {
-            let Some((pool, lane)) = self.pop(origin) else {
+            let Some(Waiter { pool, lane }) = self.pop(origin) else {
                 return;
             };
             if pool.upgrade().is_some_and(|pool| pool.wake(&lane)) {
@@ -143,12 +221,12 @@ impl BreakerWaits {
         }
     }
 
-    fn pop(&self, origin: &Arc<str>) -> Option<(Weak<Pool>, LaneId)> {
+    fn pop(&self, origin: &Arc<str>) -> Option<Waiter> {
         let mut state = self.lock();
-        let queue = state.waiting.get_mut(origin)?;
-        let first = queue.pop_front();
-        if queue.is_empty() {
-            state.waiting.remove(origin);
+        let line = state.lines.get_mut(origin)?;
+        let first = line.pop();
+        if line.len() == 0 {
+            state.lines.remove(origin);
         }
         first
     }

@@ -39,6 +39,7 @@ const LEASE: &str = "crates/keylane-router/src/lease.rs";
 const RENEW: &str = "crates/keylane-router/src/renew.rs";
 const ROUTE: &str = "crates/keylane-router/src/route.rs";
 const ROUTER: &str = "crates/keylane-router/src/router.rs";
+const BREAKER: &str = "crates/keylane-router/src/breaker.rs";
 const WAITS: &str = "crates/keylane-router/src/waits.rs";
 const WATCH: &str = "crates/keylane-router/src/watch.rs";
 const VERBS: &str = "crates/keylane-router/src/verbs.rs";
@@ -150,6 +151,14 @@ const ORIGINS: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "router::origins::",
+    env: &[],
+};
+
+/// The breakers as plain data.
+const BROKEN_CIRCUITS: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "breaker::",
     env: &[],
 };
 
@@ -2107,6 +2116,62 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         file: WAITS,
         find: "pool.upgrade().is_some_and(|pool| pool.wake(&lane))",
         replace: "pool.upgrade().is_some_and(|pool| pool.release(&lane))",
+        test: ORIGINS,
+    },
+    Mutation {
+        name: "breaker-counts-calls",
+        invariant: "R9",
+        file: BREAKER,
+        find: "        if let Some(&place) = self.of.get(&lane) {\n            self.forget(place);\n        }\n",
+        replace: "",
+        test: BROKEN_CIRCUITS,
+    },
+    Mutation {
+        name: "breaker-counts-retries",
+        invariant: "R9",
+        file: POOL,
+        find: "        let lane = first.then(|| delivery.lane.number(&self.name));\n",
+        replace: "        let lane = (first || true).then(|| delivery.lane.number(&self.name));\n",
+        test: ORIGINS,
+    },
+    Mutation {
+        name: "few-lanes-open-a-breaker",
+        invariant: "R9",
+        file: BREAKER,
+        find: "        let enough = lanes >= self.min_lanes.min(self.window).get();\n",
+        replace: "        let enough = lanes >= 1;\n",
+        test: ORIGINS,
+    },
+    Mutation {
+        name: "old-results-open-a-breaker",
+        invariant: "R9",
+        file: BREAKER,
+        find: "        self.keep_since(now, plan.open);\n",
+        replace: "",
+        test: BROKEN_CIRCUITS,
+    },
+    Mutation {
+        name: "one-good-probe-closes-a-breaker",
+        invariant: "R9",
+        file: BREAKER,
+        find: "                    let enough = *good >= self.plan.probes.get();\n",
+        replace: "                    let enough = *good >= 1;\n",
+        test: BROKEN_CIRCUITS,
+    },
+    Mutation {
+        name: "whatever-waits-longest-probes",
+        invariant: "R9",
+        file: WAITS,
+        find: "            match failed {\n                false => self.fresh.push_back(waiter),\n",
+        replace: "            match failed && false {\n                false => self.fresh.push_back(waiter),\n",
+        test: ORIGINS,
+    },
+    Mutation {
+        name: "open-breaker-is-no-problem",
+        invariant: "R9",
+        file: ROUTER,
+        find: "        problems.extend(self.inner.shared.open_breaker());\n",
+        replace: "",
         test: ORIGINS,
     },
     Mutation {

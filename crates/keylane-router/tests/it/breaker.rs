@@ -1,11 +1,13 @@
-//! Circuit breakers: when they open, whom they let through, and that nobody is forgotten.
+//! Circuit breakers: when they open, which calls they let through, and that every lane that waits is
+//! told when to come again.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use keylane_router::breaker::{Breakers, Change, ChangeKind, Gate, Table, Ticket, Verdict};
+use keylane_router::breaker::{Breakers, Call, Change, ChangeKind, Gate, Table, Ticket, Verdict};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::plan::BreakerPlan;
 use proptest::prelude::*;
@@ -14,6 +16,7 @@ fn plan(failures: f64, window: usize, probes: usize) -> BreakerPlan {
     BreakerPlan {
         failures,
         window: NonZeroUsize::new(window).expect("not zero"),
+        min_lanes: NonZeroUsize::new(window).expect("not zero"),
         open: Duration::from_secs(30),
         probes: NonZeroUsize::new(probes).expect("not zero"),
     }
@@ -29,6 +32,8 @@ struct Case {
     changes: Arc<Mutex<Vec<Change>>>,
     origin: Arc<str>,
     now: Instant,
+    /// Each call is another lane's.
+    lanes: Cell<u64>,
 }
 
 impl Case {
@@ -40,11 +45,24 @@ impl Case {
             changes,
             origin: origin("a"),
             now: Instant::now(),
+            lanes: Cell::new(100),
         }
     }
 
+    fn begin(&self) -> Result<Call, Gate> {
+        self.lanes.set(self.lanes.get() + 1);
+        let lane = Some(self.lanes.get());
+        self.breakers.begin(&self.origin, lane, self.now)
+    }
+
     fn call(&self, verdict: Verdict) {
-        let call = self.breakers.begin(&self.origin, self.now);
+        let call = self.begin().expect("it is let through");
+        call.end(verdict, self.now);
+    }
+
+    /// The first attempt of a message of this lane, or a retry.
+    fn call_of(&self, lane: Option<u64>, verdict: Verdict) {
+        let call = self.breakers.begin(&self.origin, lane, self.now);
         call.expect("it is let through").end(verdict, self.now);
     }
 
@@ -86,11 +104,11 @@ fn another_plan_acts_at_once_and_those_who_wait_are_told() {
     });
     let until = case.now + open;
     assert_eq!(case.check(), Gate::OpenUntil(until));
-    assert_eq!(case.changes(), [ChangeKind::Opened(until)]);
+    assert_eq!(case.changes(), [ChangeKind::OpenUntil(until)]);
 
     // Half open with a probe out: another slot.
     case.now = until;
-    let _probe = case.breakers.begin(&case.origin, case.now).expect("a slot");
+    let _probe = case.begin().expect("a slot");
     assert_eq!(case.check(), Gate::NoSlot);
     case.breakers.set_plan(plan(0.5, 2, 2));
     assert_eq!(case.check(), Gate::Go);
@@ -136,8 +154,72 @@ fn it_opens_only_when_the_window_is_full_and_enough_of_it_failed() {
     let until = case.now + Duration::from_secs(30);
     assert_eq!(case.check(), Gate::OpenUntil(until));
     assert_eq!(case.changes(), [ChangeKind::Opened(until)]);
-    let refused = case.breakers.begin(&case.origin, case.now);
+    let refused = case.begin();
     assert_eq!(refused.err(), Some(Gate::OpenUntil(until)));
+}
+
+#[test]
+fn one_lane_is_one_result_however_often_it_fails() {
+    let case = Case::new(plan(0.5, 2, 1));
+    for _ in 0..100 {
+        case.call_of(Some(1), Verdict::Failed);
+        case.call_of(None, Verdict::Failed);
+        assert_eq!(case.check(), Gate::Go);
+    }
+    // Another lane makes two; half of them failed.
+    case.call_of(Some(2), Verdict::Answered);
+    assert!(matches!(case.check(), Gate::OpenUntil(_)));
+}
+
+#[test]
+fn the_latest_result_of_a_lane_counts() {
+    let case = Case::new(plan(1.0, 2, 1));
+    case.call_of(Some(1), Verdict::Failed);
+    case.call_of(Some(1), Verdict::Answered);
+    case.call_of(Some(2), Verdict::Failed);
+    assert_eq!(case.check(), Gate::Go);
+    case.call_of(Some(1), Verdict::Failed);
+    assert!(matches!(case.check(), Gate::OpenUntil(_)));
+}
+
+#[test]
+fn it_opens_with_fewer_lanes_than_the_window_has_but_not_with_fewer_than_it_takes() {
+    let fifty = |min_lanes| BreakerPlan {
+        min_lanes: NonZeroUsize::new(min_lanes).expect("not zero"),
+        ..plan(0.5, 50, 1)
+    };
+    let case = Case::new(fifty(5));
+    for lane in 1..5 {
+        case.call_of(Some(lane), Verdict::Failed);
+        assert_eq!(case.check(), Gate::Go);
+    }
+    case.call_of(Some(5), Verdict::Failed);
+    assert!(matches!(case.check(), Gate::OpenUntil(_)));
+}
+
+#[test]
+fn results_older_than_it_stays_open_do_not_count() {
+    let mut case = Case::new(plan(0.5, 3, 1));
+    case.call(Verdict::Failed);
+    case.call(Verdict::Failed);
+    case.now += Duration::from_secs(31);
+    case.call(Verdict::Failed);
+    assert_eq!(case.check(), Gate::Go);
+    case.now += Duration::from_secs(30);
+    case.call(Verdict::Answered);
+    assert_eq!(case.check(), Gate::Go);
+    case.call(Verdict::Failed);
+    assert!(matches!(case.check(), Gate::OpenUntil(_)));
+}
+
+#[test]
+fn fewer_probes_than_have_succeeded_close_it() {
+    let case = Case::half_opened(plan(1.0, 2, 3));
+    case.call(Verdict::Answered);
+    case.call(Verdict::Answered);
+    case.breakers.set_plan(plan(1.0, 2, 2));
+    assert_eq!(case.changes(), [ChangeKind::Closed]);
+    assert_eq!(case.check(), Gate::Go);
 }
 
 #[test]
@@ -145,7 +227,7 @@ fn calls_without_a_verdict_do_not_count() {
     let case = Case::new(plan(1.0, 2, 1));
     case.call(Verdict::Failed);
     case.call(Verdict::Unknown);
-    drop(case.breakers.begin(&case.origin, case.now));
+    drop(case.begin());
     assert_eq!(case.check(), Gate::Go);
     case.call(Verdict::Failed);
     assert!(matches!(case.check(), Gate::OpenUntil(_)));
@@ -154,8 +236,8 @@ fn calls_without_a_verdict_do_not_count() {
 #[test]
 fn half_open_lets_as_many_probes_through_as_it_may() {
     let case = Case::half_opened(plan(1.0, 2, 2));
-    let one = case.breakers.begin(&case.origin, case.now).expect("a slot");
-    let _two = case.breakers.begin(&case.origin, case.now).expect("a slot");
+    let one = case.begin().expect("a slot");
+    let _two = case.begin().expect("a slot");
     assert_eq!(case.check(), Gate::NoSlot);
     drop(one);
     assert_eq!(case.changes(), [ChangeKind::SlotFree]);
@@ -163,9 +245,14 @@ fn half_open_lets_as_many_probes_through_as_it_may() {
 }
 
 #[test]
-fn half_open_closes_on_any_answer_that_is_no_failure() {
-    let case = Case::half_opened(plan(1.0, 2, 1));
-    case.call(Verdict::Answered);
+fn half_open_closes_when_as_many_probes_as_it_has_were_no_failures() {
+    let case = Case::half_opened(plan(1.0, 2, 2));
+    // Retries are probes as well.
+    case.call_of(None, Verdict::Answered);
+    assert_eq!(case.changes(), []);
+    let last = case.begin().expect("a slot");
+    assert_eq!(case.check(), Gate::NoSlot, "one succeeded, one runs");
+    last.end(Verdict::Answered, case.now);
     assert_eq!(case.changes(), [ChangeKind::Closed]);
     // The window begins anew.
     case.call(Verdict::Failed);
@@ -175,10 +262,10 @@ fn half_open_closes_on_any_answer_that_is_no_failure() {
 #[test]
 fn half_open_opens_again_on_a_failure() {
     let case = Case::half_opened(plan(1.0, 2, 2));
-    let late = case.breakers.begin(&case.origin, case.now).expect("a slot");
+    let late = case.begin().expect("a slot");
     case.call(Verdict::Failed);
     let until = case.now + Duration::from_secs(30);
-    assert_eq!(case.changes(), [ChangeKind::Opened(until)]);
+    assert_eq!(case.changes(), [ChangeKind::OpenUntil(until)]);
     // The other probe belongs to a time that is over.
     late.end(Verdict::Answered, case.now);
     assert_eq!(case.check(), Gate::OpenUntil(until));
@@ -188,11 +275,11 @@ fn half_open_opens_again_on_a_failure() {
 #[test]
 fn a_call_from_before_it_opened_says_nothing_about_the_probes() {
     let mut case = Case::new(plan(1.0, 2, 1));
-    let early = case.breakers.begin(&case.origin, case.now).expect("closed");
+    let early = case.begin().expect("closed");
     case.call(Verdict::Failed);
     case.call(Verdict::Failed);
     case.now += Duration::from_secs(30);
-    let _probe = case.breakers.begin(&case.origin, case.now).expect("a slot");
+    let _probe = case.begin().expect("a slot");
     early.end(Verdict::Failed, case.now);
     assert_eq!(case.check(), Gate::NoSlot);
 }
@@ -218,10 +305,12 @@ fn a_rate_of_zero_is_off() {
 fn a_full_table_forgets_closed_origins_first() {
     let now = Instant::now();
     let mut table = Table::new(plan(1.0, 1, 1), 10);
-    let (ticket, _) = table.begin(&origin("ill"), now).expect("closed");
+    let (ticket, _) = table.begin(&origin("ill"), Some(1), now).expect("closed");
     table.end(ticket, Verdict::Failed, now);
     for n in 0..100 {
-        let (ticket, change) = table.begin(&origin(&n.to_string()), now).expect("closed");
+        let (ticket, change) = table
+            .begin(&origin(&n.to_string()), Some(1), now)
+            .expect("closed");
         assert_eq!(change, None);
         table.end(ticket, Verdict::Answered, now);
     }
@@ -237,10 +326,10 @@ fn an_open_origin_that_must_be_forgotten_is_told_as_closed() {
     let now = Instant::now();
     let mut table = Table::new(plan(1.0, 1, 1), 2);
     for name in ["a", "b"] {
-        let (ticket, _) = table.begin(&origin(name), now).expect("closed");
+        let (ticket, _) = table.begin(&origin(name), Some(1), now).expect("closed");
         table.end(ticket, Verdict::Failed, now);
     }
-    let (_, change) = table.begin(&origin("c"), now).expect("closed");
+    let (_, change) = table.begin(&origin("c"), Some(1), now).expect("closed");
     let change = change.expect("one had to go");
     assert_eq!(change.kind, ChangeKind::Closed);
     assert_eq!(table.check(&change.origin, now), Gate::Go);
@@ -278,12 +367,13 @@ struct Model {
 
 #[derive(Default, Clone)]
 struct Naive {
-    results: Vec<bool>,
+    /// Every result: lane, whether it failed, and when.
+    results: Vec<(u64, bool, Instant)>,
     open_until: Option<Instant>,
-    /// The numbers of probes under way, while half open.
-    probes: Option<Vec<usize>>,
-    /// Calls that began since the last change of state.
-    current: Vec<usize>,
+    /// The numbers of probes under way, while half open, and how many succeeded.
+    probes: Option<(Vec<usize>, usize)>,
+    /// Calls that began since the last change of state, with their lanes.
+    current: HashMap<usize, Option<u64>>,
 }
 
 impl Model {
@@ -293,46 +383,57 @@ impl Model {
         };
         match (naive.open_until, &naive.probes) {
             (Some(until), _) if now < until => Gate::OpenUntil(until),
-            (_, Some(probes)) if probes.len() >= self.plan.probes.get() => Gate::NoSlot,
+            (_, Some((runs, good))) if runs.len() + good >= self.plan.probes.get() => Gate::NoSlot,
             _ => Gate::Go,
         }
     }
 
-    fn begin(&mut self, origin: usize, call: usize) {
+    fn begin(&mut self, origin: usize, call: usize, lane: Option<u64>) {
         let naive = self.origins.entry(origin).or_default();
         if naive.open_until.take().is_some() {
-            naive.probes = Some(Vec::new());
+            naive.probes = Some((Vec::new(), 0));
+            naive.current.clear();
         }
-        if let Some(probes) = &mut naive.probes {
-            probes.push(call);
+        if let Some((runs, _)) = &mut naive.probes {
+            runs.push(call);
         }
-        naive.current.push(call);
+        naive.current.insert(call, lane);
     }
 
     fn end(&mut self, origin: usize, call: usize, verdict: Verdict, now: Instant) {
         let plan = self.plan.clone();
         let naive = self.origins.entry(origin).or_default();
-        if !naive.current.contains(&call) {
+        let Some(lane) = naive.current.remove(&call) else {
             return;
-        }
-        naive.current.retain(|c| *c != call);
+        };
         let open = Naive {
             open_until: Some(now + plan.open),
             ..Naive::default()
         };
         match (&mut naive.probes, verdict) {
-            (Some(probes), Verdict::Unknown) => probes.retain(|c| *c != call),
+            (Some((runs, _)), Verdict::Unknown) => runs.retain(|run| *run != call),
             (Some(_), Verdict::Failed) => *naive = open,
-            (Some(_), Verdict::Answered) => *naive = Naive::default(),
+            (Some((runs, good)), Verdict::Answered) => {
+                runs.retain(|run| *run != call);
+                *good += 1;
+                if *good == plan.probes.get() {
+                    *naive = Naive::default();
+                }
+            }
             (None, Verdict::Unknown) => {}
             (None, verdict) => {
-                naive.results.push(verdict == Verdict::Failed);
-                let window = plan.window.get();
-                let Some(start) = naive.results.len().checked_sub(window) else {
-                    return;
-                };
-                let failed = naive.results[start..].iter().filter(|f| **f).count();
-                if failed as f64 >= plan.failures * window as f64 {
+                let Some(lane) = lane else { return };
+                naive.results.push((lane, verdict == Verdict::Failed, now));
+                let mut lanes: Vec<(u64, bool)> = Vec::new();
+                for (lane, failed, at) in naive.results.iter().rev() {
+                    let known = lanes.iter().any(|(known, _)| known == lane);
+                    if !known && lanes.len() < plan.window.get() && now - *at <= plan.open {
+                        lanes.push((*lane, *failed));
+                    }
+                }
+                let failed = lanes.iter().filter(|(_, failed)| *failed).count();
+                let share = plan.failures * lanes.len() as f64;
+                if lanes.len() >= plan.min_lanes.get() && failed as f64 >= share {
                     *naive = open;
                 }
             }
@@ -342,7 +443,8 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Begin(usize),
+    /// At which origin, and of which lane, if it is a first attempt.
+    Begin(usize, Option<u64>),
     End(usize, Verdict),
     Pass(u64),
 }
@@ -354,7 +456,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Verdict::Unknown)
     ];
     let step = prop_oneof![
-        4 => (0..3usize).prop_map(Step::Begin),
+        4 => (0..3usize, proptest::option::weighted(0.8, 0..8u64))
+            .prop_map(|(n, lane)| Step::Begin(n, lane)),
         4 => (any::<usize>(), verdict).prop_map(|(n, verdict)| Step::End(n, verdict)),
         1 => (1..40u64).prop_map(Step::Pass),
     ];
@@ -367,9 +470,11 @@ proptest! {
         steps in steps(),
         failures in 0.1..1.0f64,
         window in 1..6usize,
+        min_lanes in 1..6usize,
         probes in 1..4usize,
     ) {
-        let plan = plan(failures, window, probes);
+        let mut plan = plan(failures, window, probes);
+        plan.min_lanes = plan.min_lanes.min(NonZeroUsize::new(min_lanes).expect("not zero"));
         let mut table = Table::new(plan.clone(), 10);
         let mut model = Model { plan, origins: HashMap::new() };
         let mut now = Instant::now();
@@ -377,11 +482,11 @@ proptest! {
         for (number, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Pass(seconds) => now += Duration::from_secs(seconds),
-                Step::Begin(n) => match table.begin(&origin(&n.to_string()), now) {
+                Step::Begin(n, lane) => match table.begin(&origin(&n.to_string()), lane, now) {
                     Ok((ticket, change)) => {
                         prop_assert_eq!(change, None);
                         prop_assert_eq!(model.gate(n, now), Gate::Go);
-                        model.begin(n, number);
+                        model.begin(n, number, lane);
                         running.push((n, number, ticket));
                     }
                     Err(gate) => prop_assert_eq!(model.gate(n, now), gate),
@@ -415,7 +520,7 @@ proptest! {
             let passed = matches!(step, Step::Pass(_));
             let change = match step {
                 Step::Pass(seconds) => { now += Duration::from_secs(seconds); None }
-                Step::Begin(n) => match table.begin(&origin(&n.to_string()), now) {
+                Step::Begin(n, lane) => match table.begin(&origin(&n.to_string()), lane, now) {
                     Ok((ticket, change)) => { running.push(ticket); change }
                     Err(_) => None,
                 },

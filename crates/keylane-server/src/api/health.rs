@@ -63,7 +63,11 @@ fn readiness(known: &[Problem], more: Vec<Value>) -> (StatusCode, Value) {
     let keeps_from_work = |problem: &Problem| {
         !matches!(
             problem.trouble,
-            Trouble::Order | Trouble::StalledKey(_) | Trouble::BlockedKey(_) | Trouble::NoSource(_)
+            Trouble::Order
+                | Trouble::StalledKey(_)
+                | Trouble::BlockedKey(_)
+                | Trouble::OpenBreaker
+                | Trouble::NoSource(_)
         )
     };
     let works = more.is_empty() && !known.iter().any(keeps_from_work);
@@ -88,6 +92,7 @@ fn told(problem: &Problem) -> Value {
         Trouble::StalledPool(name) => json!({"trouble": "pool stalled", "pool": name}),
         Trouble::StalledKey(name) => json!({"trouble": "key stalled", "pool": name}),
         Trouble::NoSource(name) => json!({"trouble": "source missing", "source": name}),
+        Trouble::OpenBreaker => json!({"trouble": "breaker open"}),
         Trouble::BlockedKey(name) => json!({"trouble": "key blocked", "pool": name}),
     };
     let mut told = trouble;
@@ -131,6 +136,13 @@ mod tests {
         let (status, body) = readiness(&[key, pool], Vec::new());
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(body["problems"][1]["pool"], "p");
+    }
+
+    #[test]
+    fn an_open_breaker_is_shown_and_the_program_stays_ready() {
+        let (status, body) = readiness(&[problem(Trouble::OpenBreaker)], Vec::new());
+        assert_eq!(status, StatusCode::OK);
+        assert_eq!(body["problems"][0]["trouble"], "breaker open");
     }
 
     #[test]

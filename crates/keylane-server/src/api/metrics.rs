@@ -16,6 +16,9 @@ const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let mut text = app.router.counters().render(&app.router.pools());
     stalls(&mut text, &app);
+    let help = "Target origins whose breaker is not closed.";
+    let open = app.router.open_breakers();
+    gauge(&mut text, "keylane_open_breakers", help, open);
     queues(&mut text, &app);
     stores(&mut text, &app).await;
     process(&mut text);

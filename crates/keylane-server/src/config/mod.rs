@@ -181,9 +181,14 @@ fn read_breaker(breaker: Section<'_>) -> BreakerPlan {
     let plan = BreakerPlan {
         failures: breaker.get("failures", parse::share),
         window: breaker.get("window", parse::at_least_one),
+        min_lanes: breaker.get("min_lanes", parse::at_least_one),
         open: breaker.get("open", parse::some_time),
         probes: breaker.get("probes", parse::at_least_one),
     };
+    if plan.window < plan.min_lanes {
+        let text = "`window` is below `min_lanes`, so that the breaker could never open; raise `window` or lower `min_lanes`";
+        breaker.conflict(["window", "min_lanes"], text);
+    }
     breaker.finish();
     plan
 }

@@ -226,6 +226,20 @@ fn a_value_where_a_table_belongs_is_an_error() {
 }
 
 #[test]
+fn a_breaker_that_could_never_open_is_refused_with_the_remedy() {
+    let text = "`window` is below `min_lanes`, so that the breaker could never open; raise `window` or lower `min_lanes`";
+    one_wrong(
+        "[breaker]\nwindow = 4",
+        &format!("my.toml:2: breaker.window: {text}"),
+    );
+    one_wrong(
+        "[breaker]\nmin_lanes = 21",
+        &format!("my.toml:2: breaker.min_lanes: {text}"),
+    );
+    load("[breaker]\nwindow = 4\nmin_lanes = 4");
+}
+
+#[test]
 fn brokers_that_are_not_built_in_are_refused_by_name() {
     for broker in ["pulsar", "kafka"] {
         let text = format!("[sources.s]\ntype = \"{broker}\"\n");

@@ -137,6 +137,7 @@ fn a_breaker_that_closes_while_a_lane_begins_to_wait_for_it_wakes_that_lane() {
         let mut plan = quick_plan();
         plan.breaker.failures = 0.5;
         plan.breaker.window = NonZeroUsize::MIN;
+        plan.breaker.min_lanes = NonZeroUsize::MIN;
         plan.breaker.open = Duration::from_millis(1);
         plan.breaker.probes = NonZeroUsize::MIN;
         plan.pools.insert("late".into(), PoolPlan::default());

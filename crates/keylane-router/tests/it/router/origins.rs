@@ -3,11 +3,13 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use keylane_router::conformance::MemoryStore;
 use keylane_router::dispatch::{Attempt, Dispatch};
+use keylane_router::health::Trouble;
 use keylane_router::message::{BrokerId, Identity, Message};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::plan::{Plan, SourcePlan};
@@ -27,11 +29,23 @@ const PROBES: u64 = 3;
 #[derive(Clone, Default)]
 struct Targets {
     calls: Arc<Mutex<HashMap<String, Vec<Instant>>>>,
+    /// The ids of what was called, in order.
+    ids: Arc<Mutex<Vec<String>>>,
+    /// `dead` is back.
+    healed: Arc<AtomicBool>,
 }
 
 impl Targets {
     fn calls(&self, target: &str) -> u64 {
         self.times(target).len() as u64
+    }
+
+    fn heal(&self) {
+        self.healed.store(true, Ordering::SeqCst);
+    }
+
+    fn ids(&self) -> Vec<String> {
+        self.ids.lock().unwrap().clone()
     }
 
     fn times(&self, target: &str) -> Vec<Instant> {
@@ -44,8 +58,11 @@ impl Dispatch for Targets {
     async fn attempt<'a>(&'a self, message: &'a Message, _attempt: &'a Attempt) -> Outcome {
         let target = message.target.to_string();
         let mut calls = self.calls.lock().unwrap();
-        calls.entry(target).or_default().push(Instant::now());
+        let of_target = calls.entry(target).or_default();
+        of_target.push(Instant::now());
+        let first = of_target.len() == 1;
         drop(calls);
+        self.ids.lock().unwrap().push(message.id.to_string());
         let reason = |class: &'static str, status, breaker_failure| Reason {
             class: class.into(),
             status,
@@ -54,8 +71,17 @@ impl Dispatch for Targets {
         };
         match &*message.target {
             // Not "failed": that is written to a store, by a thread that knows no paused clock.
-            "http://dead/" => Outcome::Busy {
+            "http://dead/" if !self.healed.load(Ordering::SeqCst) => Outcome::Busy {
                 after: None,
+                reason: reason("status-503", Some(503), true),
+            },
+            // The first call of each is answered, all others fail.
+            later if later.starts_with("http://later/") => Outcome::Busy {
+                after: None,
+                reason: reason("status-503", Some(503), !first),
+            },
+            "http://mixed/poison" => Outcome::Busy {
+                after: Some(Duration::from_millis(1)),
                 reason: reason("status-503", Some(503), true),
             },
             "http://well/slow" => Outcome::Busy {
@@ -132,6 +158,87 @@ async fn a_429_slows_only_its_key() {
     tokio::time::sleep(HOUR).await;
     assert_eq!(top.targets.calls("http://well/slow"), 1);
     assert_eq!(top.targets.calls("http://well/"), 500);
+}
+
+/// Promise 4: a failing key takes nothing from the healthy keys of its origin.
+#[tokio::test(start_paused = true)]
+async fn one_failing_key_does_not_open_the_breaker_of_its_origin() {
+    let top = top().await;
+    top.feeder
+        .feed(vec![fed(0, "poison", "http://mixed/poison")]);
+    for id in 1..=50 {
+        tokio::time::sleep(OPEN / 10).await;
+        let sent = Instant::now();
+        let key = format!("healthy-{id}");
+        top.feeder.feed(vec![fed(id, &key, "http://mixed/")]);
+        top.feeder.settled(id as usize).await;
+        assert!(sent.elapsed() < Duration::from_secs(1), "{id} waited");
+    }
+    assert!(top.targets.calls("http://mixed/poison") > 5);
+    assert_eq!(top.router.open_breakers(), 0);
+    assert_eq!(top.router.breaker_holds(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_say_nothing_of_an_origin() {
+    let top = top().await;
+    for id in 0..20 {
+        let target = format!("http://later/{id}");
+        top.feeder.feed(vec![fed(id, &id.to_string(), &target)]);
+    }
+    tokio::time::sleep(OPEN).await;
+    assert!(top.targets.calls("http://later/0") > 2);
+    assert_eq!(top.router.breaker_holds(), 0);
+}
+
+/// As many lanes as the defaults take open it; that is a problem to be seen until it closes.
+#[tokio::test(start_paused = true)]
+async fn an_open_breaker_is_told_until_it_is_closed() {
+    let top = top().await;
+    for id in 0..4 {
+        top.feeder
+            .feed(vec![fed(id, &id.to_string(), "http://dead/")]);
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(top.router.problems(), []);
+    for id in 4..8 {
+        top.feeder
+            .feed(vec![fed(id, &id.to_string(), "http://dead/")]);
+    }
+    until("it is open", || top.router.open_breakers() == 1).await;
+    tokio::time::sleep(OPEN * 10).await;
+    let problems = top.router.problems();
+    let [problem] = &problems[..] else {
+        panic!("{problems:?}");
+    };
+    assert_eq!(problem.trouble, Trouble::OpenBreaker);
+    assert!(problem.text.contains("`dead`"), "{problems:?}");
+    top.targets.heal();
+    top.feeder.settled(8).await;
+    assert_eq!(top.router.problems(), []);
+    assert_eq!(top.router.open_breakers(), 0);
+}
+
+/// Lanes that have not failed probe first, so that a few keys that fail for reasons of their own do
+/// not keep an origin closed that is well again.
+#[tokio::test(start_paused = true)]
+async fn lanes_that_have_not_failed_probe_first() {
+    let top = top().await;
+    for id in 0..20 {
+        top.feeder
+            .feed(vec![fed(id, &format!("old-{id}"), "http://dead/")]);
+    }
+    until("all wait", || top.router.breaker_holds() >= 20).await;
+    let failed = top.targets.ids();
+    assert!(failed.len() >= 5, "{failed:?}");
+    top.targets.heal();
+    let late =
+        (100..100 + PROBES).map(|id| fed(id, ["x", "y", "z"][(id % 3) as usize], "http://dead/"));
+    top.feeder.feed(late.collect());
+    top.feeder.settled(20 + PROBES as usize).await;
+    let probes = top.targets.ids().split_off(failed.len());
+    let fresh = |id: &String| !failed.contains(id);
+    assert!(probes[..PROBES as usize].iter().all(fresh), "{probes:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -157,6 +157,7 @@ async fn breaker_settings_act_on_reload() {
     let mut plan = quick_plan();
     plan.breaker.failures = 0.5;
     plan.breaker.window = NonZeroUsize::new(2).unwrap();
+    plan.breaker.min_lanes = NonZeroUsize::new(2).unwrap();
     plan.breaker.open = Duration::from_secs(3600);
     pool(&mut plan).retry.max_attempts = NonZeroUsize::new(1000).unwrap();
     let ill = Arc::new(AtomicBool::new(true));
@@ -595,6 +596,7 @@ async fn fc_15_an_open_breaker_holds_its_lanes_uses_no_attempt_and_closes_on_suc
     let mut plan = quick_plan();
     plan.breaker.failures = 0.5;
     plan.breaker.window = NonZeroUsize::new(4).unwrap();
+    plan.breaker.min_lanes = NonZeroUsize::new(4).unwrap();
     plan.breaker.open = Duration::from_millis(50);
     plan.breaker.probes = NonZeroUsize::new(1).unwrap();
     pool(&mut plan).retry.max_attempts = NonZeroUsize::new(1000).unwrap();
@@ -627,6 +629,7 @@ async fn fc_15_the_breaker_of_an_origin_is_shared_by_pools() {
     let mut plan = quick_plan();
     plan.breaker.failures = 0.5;
     plan.breaker.window = NonZeroUsize::new(2).unwrap();
+    plan.breaker.min_lanes = NonZeroUsize::new(2).unwrap();
     plan.breaker.open = Duration::from_secs(3600);
     pool(&mut plan).retry.max_attempts = NonZeroUsize::new(1000).unwrap();
     let like = plan.pools["default"].clone();

@@ -332,6 +332,7 @@ async fn one_dead_origin_among_ten_does_not_stop_the_others() {
     let mut plan = restless();
     plan.breaker.failures = 0.5;
     plan.breaker.window = NonZeroUsize::new(4).unwrap();
+    plan.breaker.min_lanes = NonZeroUsize::new(4).unwrap();
     plan.breaker.open = Duration::from_secs(3600);
     let keys: Vec<String> = (0..100).map(|key| format!("o{}-{key}", key % 10)).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
