@@ -75,6 +75,7 @@ impl Consumer {
     /// Waits until nothing more comes from it into the lanes.
     pub(crate) async fn received_all(&self) {
         tokio::select! {
+            biased;
             () = self.takes_no_more.cancelled() => {}
             () = self.ended() => {}
         }
@@ -153,6 +154,7 @@ pub(crate) fn start<S: Source>(
             }
         };
         tokio::select! {
+            biased;
             () = settle.run(settlements) => {}
             () = renew => {}
         }
@@ -482,7 +484,11 @@ impl<R: Clone + Send + Sync + 'static> Leases<R> for Held<R> {
     // Not by an index: what is out is no more than a window, and it is looked at a few times in
     // the length of a lease.
     fn look(&self, mut at: impl FnMut(&Arc<Lease>, &dyn Fn() -> Due<R>)) {
-        for (id, entry) in &self.lock().table {
+        let out = self.lock();
+        // In an order of their own, not the table's, which is another in each process.
+        let mut entries: Vec<_> = out.table.iter().collect();
+        entries.sort_unstable_by_key(|(id, _)| *id);
+        for (id, entry) in entries {
             let Some(lease) = &entry.lease else { continue };
             at(lease, &|| Due {
                 id: id.clone(),
@@ -683,9 +689,11 @@ impl<S: Source> Consume<S> {
                     self.held.doubted.notify_one();
                     let trouble = Trouble::Source(self.name.clone());
                     self.router.health.trouble(trouble, error.to_string());
+                    let random = self.router.shared.machine.random();
                     tokio::select! {
+                        biased;
                         () = stop.cancelled() => break,
-                        () = tokio::time::sleep(jitter::between(back_off, 0.5, 1.0)) => {}
+                        () = tokio::time::sleep(jitter::between(random, back_off, 0.5, 1.0)) => {}
                     }
                     back_off = (back_off * 2).min(LONGEST_BACK_OFF);
                 }
@@ -932,6 +940,7 @@ impl<S: Source> Consume<S> {
             self.stage.block_on(Blocked::Lane(pool_name, lane));
             // The source takes no more until there is room in this lane, or another pool for it.
             tokio::select! {
+                biased;
                 () = changed => {}
                 () = tokio::time::sleep(POOL_GONE), if closed => {}
                 () = self.stop.cancelled() => {}
@@ -1132,8 +1141,10 @@ impl<T: Settler> Settle<T> {
             if ids.is_empty() {
                 return true;
             }
+            let random = self.router.shared.machine.random();
             tokio::select! {
-                () = tokio::time::sleep(jitter::between(back_off, 0.5, 1.0)) => {}
+                biased;
+                () = tokio::time::sleep(jitter::between(random, back_off, 0.5, 1.0)) => {}
                 // Stopping for good: what is not settled by now comes again.
                 () = self.router.give_up.cancelled() => return false,
             }

@@ -239,6 +239,7 @@ impl Feeder {
         let stopping = stop.is_cancelled();
         let at = until.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
         tokio::select! {
+            biased;
             event = self.events.recv() => self.note(event.expect("the feeder has a sender itself")),
             () = tokio::time::sleep_until(at) => {}
             () = stop.cancelled(), if !stopping => {}
@@ -289,6 +290,7 @@ impl Feeder {
         }
         let router = self.router.clone();
         let mut weight = tokio::select! {
+            biased;
             weight = pool.weigh(bytes, || {}) => weight,
             () = router.stop_taking.cancelled() => return,
         };

@@ -25,6 +25,7 @@ mod jitter;
 mod lane;
 pub mod lease;
 mod log_limit;
+pub mod machine;
 mod map;
 pub mod message;
 mod one_pool;

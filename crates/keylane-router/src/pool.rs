@@ -30,6 +30,7 @@ use crate::history::{By, Event, EventKind, Recorder};
 use crate::lane::{LaneId, any_source};
 use crate::lease::Lost;
 use crate::log_limit::LogLimit;
+use crate::machine::Machine;
 use crate::map::Map;
 use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
@@ -87,6 +88,8 @@ pub(crate) struct Shared {
     pub(crate) history: Option<Arc<Recorder>>,
     /// Whom spans are shown to, if anybody.
     pub(crate) link: Option<Link>,
+    /// Chance and the wall clock.
+    pub(crate) machine: Arc<dyn Machine>,
 }
 
 /// What a source can do when there is no room or no hope, and how much of it may run.
@@ -1191,6 +1194,7 @@ impl Attempts {
             age: delivery.received.elapsed(),
             keyless: lane.key().is_none(),
             returns: !delivery.is_stored() && self.shared.returns(&delivery.identity.source),
+            random: self.shared.machine.random(),
         }
     }
 

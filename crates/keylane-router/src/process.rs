@@ -44,6 +44,8 @@ pub(crate) struct Head {
     pub(crate) keyless: bool,
     /// Whether its source can take it back in order and with a delay. Not so for a stored message.
     pub(crate) returns: bool,
+    /// For the back-off's jitter.
+    pub(crate) random: u64,
 }
 
 /// The table.
@@ -80,7 +82,7 @@ fn wait(plan: &PoolPlan, asked: Duration, head: Head) -> Next {
 fn failed(plan: &PoolPlan, reason: Reason, head: Head) -> Next {
     let failures = head.stay.failed.saturating_add(1);
     if (failures as usize) < plan.retry.max_attempts.get() {
-        return Next::Retry(reason, back_off(plan, head.stay.failed));
+        return Next::Retry(reason, back_off(plan, head));
     }
     match exhausted(plan, head) {
         OnExhausted::Return => Next::Return(reason),
@@ -105,10 +107,10 @@ pub(crate) fn exhausted(plan: &PoolPlan, head: Head) -> OnExhausted {
     }
 }
 
-fn back_off(plan: &PoolPlan, failed_before: u32) -> Duration {
-    let base = doubled(plan.retry.initial, failed_before).min(plan.retry.max);
+fn back_off(plan: &PoolPlan, head: Head) -> Duration {
+    let base = doubled(plan.retry.initial, head.stay.failed).min(plan.retry.max);
     // Up to a quarter more or less, so that lanes that failed together do not come together.
-    jitter::between(base, 0.75, 1.25).min(plan.retry.max)
+    jitter::between(head.random, base, 0.75, 1.25).min(plan.retry.max)
 }
 
 fn doubled(base: Duration, times: u32) -> Duration {
@@ -142,6 +144,7 @@ mod tests {
             age: Duration::ZERO,
             keyless: false,
             returns: true,
+            random: 0,
         }
     }
 

@@ -59,8 +59,10 @@ impl<T: Settler, H: Leases<T::Receipt>> Renewals<T, H> {
         let every = self.terms.length / LOOKS;
         loop {
             self.held.some().await;
+            let random = self.router.shared.machine.random();
             let doubted = tokio::select! {
-                () = tokio::time::sleep(jitter::between(every, 0.75, 1.0)) => false,
+                biased;
+                () = tokio::time::sleep(jitter::between(random, every, 0.75, 1.0)) => false,
                 () = self.held.doubted() => true,
             };
             let due = self.look(doubted);

@@ -19,6 +19,7 @@ use crate::health::{Health, Problem, Trouble};
 use crate::history::Recorder;
 use crate::lane::{LaneId, any_source};
 use crate::lease::{BootClock, LeaseClock};
+use crate::machine::{Machine, RealMachine};
 use crate::message::{Identity, Message};
 use crate::parcel::{Addresses, Parcel};
 use crate::parse::{self, Incoming};
@@ -85,6 +86,7 @@ pub struct Builder {
     history: Option<Arc<Recorder>>,
     lease_clock: Arc<dyn LeaseClock>,
     link: Option<Link>,
+    machine: Arc<dyn Machine>,
     sources: Vec<StartSource>,
 }
 
@@ -174,6 +176,7 @@ impl Router {
             history: None,
             lease_clock: Arc::new(BootClock),
             link: None,
+            machine: Arc::new(RealMachine),
             sources: Vec::new(),
         }
     }
@@ -441,6 +444,12 @@ impl Builder {
         self
     }
 
+    /// Where the router's chance and wall clock come from. Default: the real machine.
+    pub fn machine(mut self, machine: Arc<dyn Machine>) -> Self {
+        self.machine = machine;
+        self
+    }
+
     /// Shows each attempt's span with its message to this, if anybody listens to the span, before
     /// it is entered: the place to make a span of the message's `traceparent` its parent.
     /// `tracing` knows no parents of other processes; what exports spans does.
@@ -490,6 +499,7 @@ impl Builder {
                 self.history,
                 self.lease_clock,
                 self.link,
+                self.machine,
             ),
         };
         router.inner.take_up().await?;
@@ -629,6 +639,7 @@ impl Inner {
         history: Option<Arc<Recorder>>,
         lease_clock: Arc<dyn LeaseClock>,
         link: Option<Link>,
+        machine: Arc<dyn Machine>,
     ) -> Arc<Self> {
         let breaker = plan.breaker.clone();
         let waits = Arc::new(BreakerWaits::new(&breaker));
@@ -649,6 +660,7 @@ impl Inner {
             audit: Audit::default(),
             history,
             link,
+            machine,
         });
         let permits = Permits::new(most_in_flight(&plan));
         let make = |(name, pool): (Arc<str>, PoolPlan)| {
@@ -691,7 +703,7 @@ impl Inner {
         for pool in self.routes.pools() {
             self.apply_pauses(&pool);
         }
-        let stored: HashSet<Arc<str>> = self
+        let stored: BTreeSet<Arc<str>> = self
             .store
             .parked()
             .into_iter()
@@ -707,6 +719,7 @@ impl Inner {
         let stop = self.stop_taking.clone();
         self.tasks.spawn(async move {
             tokio::select! {
+                biased;
                 () = waits.run() => {}
                 () = stop.cancelled() => {}
             }

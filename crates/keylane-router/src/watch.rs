@@ -77,6 +77,7 @@ impl Watchdog {
     pub(crate) async fn run(mut self) {
         let stop = self.router.stop_taking.clone();
         tokio::select! {
+            biased;
             () = self.watch() => {}
             () = stop.cancelled() => {}
         }

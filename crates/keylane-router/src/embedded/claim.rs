@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use rusqlite::{Connection, Row, Statement};
 
-use super::clock::{Clock, Epoch};
+use super::clock::Epoch;
 use super::queue::{Queue, Statements};
 use super::schema;
 use super::shelf::{LaneId, Pick, Run, Shelf, Step, Taken, lane_name};
+use crate::machine::Machine;
 use crate::message::Key;
 use crate::plan::Keyless;
 use crate::source::Room;
@@ -74,19 +75,19 @@ impl Reader {
         &mut self,
         queue: &Queue,
         room: Room,
-        clock: &dyn Clock,
+        machine: &dyn Machine,
     ) -> Result<Claimed, rusqlite::Error> {
         let keyless = queue.keyless();
         queue.shelf().claim_begins();
         if queue.shelf().keyless() != keyless {
-            self.start_over(queue, keyless, clock.now())?;
+            self.start_over(queue, keyless, machine.now())?;
         }
-        let claimed = self.try_claim(queue, room, clock);
+        let claimed = self.try_claim(queue, room, machine);
         if claimed.is_err() {
             if !self.connection.is_autocommit() {
                 self.run("ROLLBACK")?;
             }
-            self.start_over(queue, keyless, clock.now())?;
+            self.start_over(queue, keyless, machine.now())?;
         }
         claimed
     }
@@ -126,14 +127,14 @@ impl Reader {
         &mut self,
         queue: &Queue,
         room: Room,
-        clock: &dyn Clock,
+        machine: &dyn Machine,
     ) -> Result<Claimed, rusqlite::Error> {
         let mut claimed = Claimed::default();
         let mut scanned = 0;
         // The newest row that what we see is known to have.
         let mut seen = 0;
         loop {
-            let now = clock.now();
+            let now = machine.now();
             let step = queue.shelf().step(room.messages.max(1), scanned, now);
             match step {
                 Step::Scan { after, newest } => {
@@ -142,7 +143,7 @@ impl Reader {
                         seen = newest;
                     }
                     self.begin()?;
-                    scanned += self.scan(queue, after, newest, clock, &mut claimed.poisoned)?;
+                    scanned += self.scan(queue, after, newest, machine, &mut claimed.poisoned)?;
                 }
                 Step::Refill(lanes) => {
                     self.begin()?;
@@ -173,12 +174,12 @@ impl Reader {
         queue: &Queue,
         after: u64,
         newest: u64,
-        clock: &dyn Clock,
+        machine: &dyn Machine,
         poisoned: &mut Vec<u64>,
     ) -> Result<usize, rusqlite::Error> {
         let limit = queue.shelf().limits().chunk;
         let rows = read_chunk(&self.connection, &queue.sql, after, limit)?;
-        let now = clock.now();
+        let now = machine.now();
         let read = rows.ends.len();
         let overflow = {
             let mut shelf = queue.shelf();

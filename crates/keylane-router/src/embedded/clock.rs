@@ -1,37 +1,8 @@
 //! Time for the embedded queue: waits go by the monotonic clock, what is stored by the wall clock.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Where the queue gets its time from. Tests put their own in.
-pub trait Clock: Send + Sync + 'static {
-    /// The monotonic clock, by which everything in memory waits.
-    fn now(&self) -> Instant;
-    /// The wall clock, by which delays are stored. It may step.
-    fn wall(&self) -> SystemTime;
-    /// Ends when [`Clock::now`] has reached `at`.
-    fn sleep_until(&self, at: Instant) -> Pin<Box<dyn Future<Output = ()> + Send>>;
-}
-
-/// The clocks of the machine.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SystemClock;
-
-impl Clock for SystemClock {
-    fn now(&self) -> Instant {
-        // Tokio's, so that a paused test runtime rules this clock too.
-        tokio::time::Instant::now().into_std()
-    }
-
-    fn wall(&self) -> SystemTime {
-        SystemTime::now()
-    }
-
-    fn sleep_until(&self, at: Instant) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(tokio::time::sleep_until(at.into()))
-    }
-}
+use crate::machine::Machine;
 
 /// Both clocks at one moment, read by the caller: the writer thread has no clock of its own.
 #[derive(Clone, Copy, Debug)]
@@ -41,10 +12,10 @@ pub(super) struct Moment {
 }
 
 impl Moment {
-    pub(super) fn of(clock: &dyn Clock) -> Self {
+    pub(super) fn of(machine: &dyn Machine) -> Self {
         Self {
-            now: clock.now(),
-            wall: clock.wall(),
+            now: machine.now(),
+            wall: machine.wall(),
         }
     }
 

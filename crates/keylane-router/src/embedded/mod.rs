@@ -51,11 +51,11 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode};
 
 pub use backup::BackupError;
-pub use clock::{Clock, SystemClock};
 pub use publish::{NewMessage, PublishError, Published};
 pub use source::{DECLARED, EmbeddedSettler, EmbeddedSource, Receipt};
 pub use stores::EmbeddedStore;
 
+use crate::machine::{Machine, RealMachine};
 use crate::plan::Keyless;
 use crate::store::StoreError;
 use clock::{Epoch, Moment};
@@ -79,8 +79,8 @@ pub struct Options {
     pub store_budget: u64,
     /// How long a repeated publish is recognised.
     pub dedup_window: Duration,
-    /// Where the time comes from.
-    pub clock: Arc<dyn Clock>,
+    /// Where time, chance and threads come from.
+    pub machine: Arc<dyn Machine>,
     /// Keeps so little in memory that a test with a few messages walks every path.
     #[doc(hidden)]
     pub tiny_memory: bool,
@@ -92,7 +92,7 @@ impl Default for Options {
             risk_losing_accepted_messages_on_power_loss: false,
             store_budget: 10 << 30,
             dedup_window: Duration::from_secs(300),
-            clock: Arc::new(SystemClock),
+            machine: Arc::new(RealMachine),
             tiny_memory: false,
         }
     }
@@ -205,7 +205,7 @@ pub struct Db {
 /// What the database's handles share.
 pub(crate) struct Shared {
     file: PathBuf,
-    clock: Arc<dyn Clock>,
+    machine: Arc<dyn Machine>,
     epoch: Epoch,
     writer: Writer,
     /// Every poll has a number of its own.
@@ -274,7 +274,7 @@ impl Db {
         };
         make_file(&file)?;
         let connection = schema::open_writer(&file, durability)?;
-        let moment = Moment::of(&*options.clock);
+        let moment = Moment::of(&*options.machine);
         let limits = match options.tiny_memory {
             true => Limits::TINY,
             false => Limits::USUAL,
@@ -297,7 +297,11 @@ impl Db {
             opened: moment,
             first_seq: next_seq,
         };
-        let syncer = Syncer::start(&file).map_err(|source| OpenError::Folder {
+        let syncer = match options.machine.has_threads() {
+            true => Syncer::start(&file),
+            false => Ok(Syncer::threadless()),
+        };
+        let syncer = syncer.map_err(|source| OpenError::Folder {
             path: file.clone(),
             source,
         })?;
@@ -318,11 +322,12 @@ impl Db {
             acked,
             no_room: false,
             lock,
+            machine: options.machine.clone(),
         }
         .start()?;
         let shared = Shared {
             file,
-            clock: options.clock,
+            machine: options.machine,
             epoch,
             writer,
             batches: AtomicU64::new(1),
@@ -394,7 +399,7 @@ impl Db {
             return Ok(queue);
         }
         let name: Arc<str> = name.into();
-        let moment = Moment::of(&*self.shared.clock);
+        let moment = Moment::of(&*self.shared.machine);
         let make = {
             let name = name.clone();
             move |tx: &mut writer::Tx<'_>| make_queue(tx.sql, &name).map_err(Failure::from)

@@ -94,7 +94,7 @@ impl Db {
             None => return Err(PublishError::UnknownQueue(queue.into())),
         };
         let (send, receive) = oneshot::channel();
-        let moment = Moment::of(&*self.shared.clock);
+        let moment = Moment::of(&*self.shared.machine);
         let publish = Publish::new(queue, messages, self.shared.epoch, moment, send);
         self.shared.writer.submit(publish);
         let closed = |_| Err(PublishError::Store(StoreError::Closed));

@@ -15,6 +15,7 @@ use super::queue::{Queue, Reading};
 use super::schema::classify;
 use super::stores;
 use super::writer::{Failure, Tx, Write};
+use crate::machine;
 use crate::message::{BrokerId, Identity};
 use crate::source::{
     BatchId, Declared, Features, Order, Received, Room, SettleError, Settler, Several, Source,
@@ -81,13 +82,13 @@ impl EmbeddedSource {
     /// One claim, on a thread that may block. Dropped half-way, what it claimed goes back.
     async fn claim(&self, room: Room) -> Result<Claim, SourceError> {
         let (queue, shared) = (self.queue.clone(), self.shared.clone());
-        let claim = tokio::task::spawn_blocking(move || {
+        let claim = machine::blocking(&*self.shared.machine, move || {
             let mut reader = queue.reader.lock().expect("no panic while claiming");
             let reader = match &mut *reader {
                 Some(reader) => reader,
                 empty => empty.insert(Reader::open(&shared.file, shared.epoch)?),
             };
-            let claimed = reader.claim(&queue, room, &*shared.clock)?;
+            let claimed = reader.claim(&queue, room, &*shared.machine)?;
             Ok(Claim {
                 queue: queue.clone(),
                 shared: shared.clone(),
@@ -99,7 +100,7 @@ impl EmbeddedSource {
             Ok(Err(error)) => Err(self.error(&error)),
             Err(panic) => Err(SourceError {
                 source_name: self.name.clone(),
-                text: format!("reading the queue failed: {panic}"),
+                text: format!("reading the queue panicked: {panic}"),
                 permanent: false,
             }),
         }
@@ -118,7 +119,7 @@ impl EmbeddedSource {
         loop {
             // Before the look at the shelf: what happens after it counts as a change.
             self.events.borrow_and_update();
-            let now = self.shared.clock.now();
+            let now = self.shared.machine.now();
             let due = {
                 let mut shelf = self.queue.shelf();
                 if shelf.may_claim(now) || shelf.keyless() != self.queue.keyless() {
@@ -129,8 +130,9 @@ impl EmbeddedSource {
             let changed = self.events.changed();
             match due {
                 Some(due) => tokio::select! {
+                    biased;
                     _ = changed => {}
-                    () = self.shared.clock.sleep_until(due) => {}
+                    () = self.shared.machine.sleep_until(due) => {}
                 },
                 // The sender lives as long as the queue, which we hold.
                 None => drop(changed.await),
@@ -231,7 +233,7 @@ impl Drop for Claim {
         if self.claimed.messages.is_empty() {
             return;
         }
-        let now = self.shared.clock.now();
+        let now = self.shared.machine.now();
         let mut shelf = self.queue.shelf();
         for message in &self.claimed.messages {
             let back = shelf.give_back(message.seq, self.claimed.claim, None, now);
@@ -260,7 +262,7 @@ impl Settler for EmbeddedSettler {
         &self,
         receipts: Vec<Receipt>,
     ) -> impl Future<Output = Vec<Result<(), SettleError>>> + Send {
-        let moment = Moment::of(&*self.shared.clock);
+        let moment = Moment::of(&*self.shared.machine);
         let mut seqs = Vec::with_capacity(receipts.len());
         let alone = self.reading.is_alone();
         let mut unlocked = alone;
@@ -296,7 +298,7 @@ impl Settler for EmbeddedSettler {
         receipts: Vec<Receipt>,
         delay: Duration,
     ) -> Vec<Result<(), SettleError>> {
-        let now = self.shared.clock.now();
+        let now = self.shared.machine.now();
         let hold = (!delay.is_zero()).then(|| now + delay);
         let results = {
             let mut shelf = self.queue.shelf();
@@ -433,8 +435,8 @@ pub(super) type SourceQueues = HashMap<Arc<str>, Arc<Queue>>;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::embedded::clock::SystemClock;
     use crate::embedded::shelf::Limits;
+    use crate::machine::RealMachine;
 
     #[test]
     fn an_ack_that_is_not_on_disk_leaves_the_depth_as_it_is() {
@@ -445,7 +447,7 @@ mod tests {
                 seqs: vec![1],
                 // It was written down, and then the commit failed or did not.
                 deleted: None,
-                moment: Moment::of(&SystemClock),
+                moment: Moment::of(&RealMachine),
                 send: oneshot::channel().0,
             };
             Box::new(ack).finish(result);

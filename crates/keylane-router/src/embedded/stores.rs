@@ -2,7 +2,7 @@
 //!
 //! What a store takes over leaves its embedded queue in the same transaction.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
@@ -18,6 +18,7 @@ use super::queue::Queue;
 use super::schema::{self, classify};
 use super::source::delete_rows;
 use super::writer::{Failure, Tx};
+use crate::machine;
 use crate::message::{BrokerId, Identity, Key};
 use crate::store::{
     AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, ParkedLane, ParkedRow,
@@ -31,7 +32,7 @@ const ROW_OVERHEAD: i64 = 256;
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     stays: HashMap<Identity, Stay>,
-    parked: HashMap<LaneName, ParkedLane>,
+    parked: BTreeMap<LaneName, ParkedLane>,
     pauses: BTreeSet<LaneName>,
     separate_pools: BTreeSet<Arc<str>>,
 }
@@ -113,7 +114,7 @@ impl EmbeddedStore {
     ) -> Durable<T> {
         let memory = self.shared.memory.clone();
         let after = move |value: &T| after(&mut lock(&memory), value);
-        let moment = Moment::of(&*self.shared.clock);
+        let moment = Moment::of(&*self.shared.machine);
         let written = self.shared.writer.call(moment, bytes, grows, work, after);
         Box::pin(written.durable())
     }
@@ -123,6 +124,7 @@ impl EmbeddedStore {
         read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     ) -> Durable<T> {
         let shared = self.shared.clone();
+        let machine = self.shared.machine.clone();
         let blocking = move || {
             let mut connection = shared.reader.lock().expect("no panic while reading");
             let connection = match &mut *connection {
@@ -132,9 +134,9 @@ impl EmbeddedStore {
             read(connection)
         };
         Box::pin(async move {
-            match tokio::task::spawn_blocking(blocking).await {
+            match machine::blocking(&*machine, blocking).await {
                 Ok(value) => value.map_err(|error| classify(&error)),
-                Err(panic) => Err(StoreError::Unwritable(panic.to_string())),
+                Err(panic) => Err(StoreError::Unwritable(panic)),
             }
         })
     }
@@ -290,7 +292,7 @@ impl Store for EmbeddedStore {
     fn park(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<()> {
         let rows = self.rows_of(messages.iter());
         let left = rows.clone();
-        let since = self.shared.clock.wall();
+        let since = self.shared.machine.wall();
         let bytes = bytes_of(&messages);
         let (of, why) = (lane.clone(), reason.clone());
         let work = move |tx: &mut Tx<'_>| {
@@ -315,7 +317,7 @@ impl Store for EmbeddedStore {
     fn spill(&self, lane: LaneName, reason: String, messages: Vec<Stored>) -> Durable<Vec<u64>> {
         let rows = self.rows_of(messages.iter());
         let left = rows.clone();
-        let since = self.shared.clock.wall();
+        let since = self.shared.machine.wall();
         let bytes = bytes_of(&messages);
         let (of, why) = (lane.clone(), reason.clone());
         let work = move |tx: &mut Tx<'_>| {
@@ -572,7 +574,7 @@ impl EmbeddedStore {
         audit: Option<AuditEntry>,
     ) -> Durable<()> {
         let of = lane.clone();
-        let at = self.shared.clock.wall();
+        let at = self.shared.machine.wall();
         let grows = as_letter.is_some();
         let work = move |tx: &mut Tx<'_>| {
             let left = remove_rows(tx, &lane, &rows, as_letter.as_ref(), at)?;
@@ -703,7 +705,7 @@ fn trim_letter(tx: &mut Tx<'_>, number: u64) -> Result<u64, Failure> {
 /// Moves a row that cannot be read to the dead letters, as raw as it is. Nobody waits for it; if it
 /// cannot be written now, the next start finds the row again.
 pub(super) fn bury(shared: &Shared, queue: Arc<Queue>, identity: Identity, seq: u64) {
-    let moment = Moment::of(&*shared.clock);
+    let moment = Moment::of(&*shared.machine);
     let of = queue.clone();
     let work = move |tx: &mut Tx<'_>| {
         let mut select = tx.sql.prepare_cached(&queue.sql.raw)?;
@@ -793,7 +795,7 @@ pub(super) async fn forget_orphans(
             memory.stays.remove(identity);
         }
     };
-    let moment = Moment::of(&*shared.clock);
+    let moment = Moment::of(&*shared.machine);
     let written = shared.writer.call(moment, 4096, false, work, after);
     written.durable().await.map(drop)
 }

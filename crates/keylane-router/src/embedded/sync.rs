@@ -20,7 +20,7 @@ const APART: Duration = Duration::from_millis(5);
 /// Owned by the writer's thread; ended with it.
 #[derive(Debug)]
 pub(super) struct Syncer {
-    /// Room for one: who finds it taken is covered by the sync that follows.
+    /// Room for one: who finds it taken is covered by the sync that follows. `None` without a thread.
     wanted: Option<SyncSender<()>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -43,6 +43,15 @@ impl Syncer {
         log.push("-wal");
         let log = PathBuf::from(log);
         Self::start_with(move || sync(&log))
+    }
+
+    /// Never syncs: everything that is committed counts as synced.
+    pub(super) fn threadless() -> Self {
+        Self {
+            wanted: None,
+            shared: Arc::default(),
+            thread: None,
+        }
     }
 
     pub(super) fn start_with(
@@ -80,7 +89,10 @@ impl Syncer {
         self.shared
             .committed
             .fetch_add(acks as u64, Ordering::SeqCst);
-        let wanted = self.wanted.as_ref().expect("taken only when it is dropped");
+        let Some(wanted) = &self.wanted else {
+            let committed = self.shared.committed.load(Ordering::SeqCst);
+            return self.shared.synced.store(committed, Ordering::SeqCst);
+        };
         match wanted.try_send(()) {
             Ok(()) | Err(TrySendError::Full(())) => {}
             Err(TrySendError::Disconnected(())) => self.fail(),

@@ -21,6 +21,7 @@ use super::schema::{self, Durability, classify};
 use super::shelf::Limits;
 use super::sync::Syncer;
 use super::{OpenError, Queues, clock::Moment};
+use crate::machine::Machine;
 use crate::store::StoreError;
 
 /// A group takes about this many bytes; what waits beyond goes into the next transaction.
@@ -129,18 +130,59 @@ enum Command {
 
 /// The submitting side. The channel is not bounded itself: each entry is one that somebody awaits,
 /// so it holds at most one per publisher, settler or store call under way.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Writer {
     commands: mpsc::Sender<Command>,
+    /// Where the writer has no thread: what it owns.
+    threadless: Option<Arc<Threadless>>,
+}
+
+/// A writer that runs as work of the machine instead of on a thread of its own.
+struct Threadless {
+    machine: Arc<dyn Machine>,
+    /// `None` once it is closed.
+    state: Mutex<Option<(State, mpsc::Receiver<Command>)>>,
+}
+
+impl Threadless {
+    /// Runs everything that was submitted.
+    fn run_all(&self) {
+        let mut place = self.state.lock().expect("no panic while writing");
+        let Some((mut state, commands)) = place.take() else {
+            return;
+        };
+        while let Ok(command) = commands.try_recv() {
+            let mut next = Some(command);
+            while let Some(command) = next.take() {
+                let Some((again, rest)) = state.step(command, &commands) else {
+                    return;
+                };
+                (state, next) = (again, rest);
+            }
+        }
+        // A thread tidies up when nothing comes for a while; here chance decides.
+        if state.acked > 0 && self.machine.random().is_multiple_of(8) {
+            state.purge(0);
+        }
+        *place = Some((state, commands));
+    }
 }
 
 impl Writer {
     pub(super) fn submit(&self, write: impl Write + 'static) {
-        if let Err(mpsc::SendError(Command::Write(write))) =
-            self.commands.send(Command::Write(Box::new(write)))
-        {
+        if let Err(Command::Write(write)) = self.send(Command::Write(Box::new(write))) {
             write.finish(Err(Failure::Store(StoreError::Closed)));
         }
+    }
+
+    /// Hands the command back when the writer has ended.
+    fn send(&self, command: Command) -> Result<(), Command> {
+        self.commands.send(command).map_err(|refused| refused.0)?;
+        if let Some(threadless) = &self.threadless {
+            let writer = threadless.clone();
+            threadless.machine.run(Box::new(move || writer.run_all()));
+        }
+        Ok(())
     }
 
     /// Submits at once (so calls keep their order); the future answers when it is on disk. `after`
@@ -169,14 +211,14 @@ impl Writer {
     /// For tests: sets something on the connection that writes.
     pub(super) async fn pragma(&self, pragma: String) -> Result<(), StoreError> {
         let (send, receive) = oneshot::channel();
-        let _ = self.commands.send(Command::Pragma(pragma, send));
+        let _ = self.send(Command::Pragma(pragma, send));
         receive.await.unwrap_or(Err(StoreError::Closed))
     }
 
     /// Everything submitted before is written, the log is folded into the file, the lock released.
     pub(super) async fn close(&self) {
         let (send, receive) = oneshot::channel();
-        let _ = self.commands.send(Command::Close(send));
+        let _ = self.send(Command::Close(send));
         // Closed already: the sender is gone, and that is what was asked for.
         let _ = receive.await;
     }
@@ -259,42 +301,69 @@ pub(super) struct State {
     pub(super) no_room: bool,
     /// Released when the thread has ended, after the last write.
     pub(super) lock: FolderLock,
+    pub(super) machine: Arc<dyn Machine>,
 }
 
 impl State {
     /// Starts the thread. It ends when it is closed or the last submitter is gone.
     pub(super) fn start(self) -> Result<Writer, OpenError> {
-        let (send, receive) = mpsc::channel();
+        let (commands, receive) = mpsc::channel();
+        let machine = self.machine.clone();
+        if !machine.has_threads() {
+            let state = Mutex::new(Some((self, receive)));
+            let threadless = Some(Arc::new(Threadless { machine, state }));
+            return Ok(Writer {
+                commands,
+                threadless,
+            });
+        }
         let file = self.file.clone();
         std::thread::Builder::new()
             .name("keylane-writer".into())
             .spawn(move || self.run(&receive))
             .map_err(|source| OpenError::Folder { path: file, source })?;
-        Ok(Writer { commands: send })
+        Ok(Writer {
+            commands,
+            threadless: None,
+        })
     }
 
     fn run(mut self, commands: &mpsc::Receiver<Command>) {
         let mut next = self.next_command(commands);
-        while let Some(command) = next.take() {
-            match command {
-                Command::Write(first) => {
-                    let (group, rest) = gather(first, commands);
-                    self.run_group(group);
-                    if self.acked >= self.limits.purge {
-                        self.purge(self.limits.purge_later);
-                    }
-                    next = rest;
+        while let Some(command) = next {
+            let Some((state, rest)) = self.step(command, commands) else {
+                return;
+            };
+            self = state;
+            next = rest.or_else(|| self.next_command(commands));
+        }
+    }
+
+    /// Runs a command, and with a write those that wait behind it. Returns the command that ended
+    /// the group, if one did; `None` once the writer is closed.
+    fn step(
+        mut self,
+        command: Command,
+        commands: &mpsc::Receiver<Command>,
+    ) -> Option<(Self, Option<Command>)> {
+        match command {
+            Command::Write(first) => {
+                let (group, rest) = gather(first, commands);
+                self.run_group(group);
+                if self.acked >= self.limits.purge {
+                    self.purge(self.limits.purge_later);
                 }
-                Command::Pragma(pragma, answer) => {
-                    let _ = answer.send(self.run_pragma(&pragma));
-                }
-                Command::Close(done) => {
-                    self.close();
-                    let _ = done.send(());
-                    return;
-                }
+                Some((self, rest))
             }
-            next = next.or_else(|| self.next_command(commands));
+            Command::Pragma(pragma, answer) => {
+                let _ = answer.send(self.run_pragma(&pragma));
+                Some((self, None))
+            }
+            Command::Close(done) => {
+                self.close();
+                let _ = done.send(());
+                None
+            }
         }
     }
 
@@ -356,7 +425,7 @@ impl State {
         let sql = self.connection.as_ref().expect("just reopened");
         run(sql, "BEGIN IMMEDIATE")?;
         let deleted = acks::purge(sql, acked)?;
-        run(sql, "COMMIT")?;
+        commit(sql, &*self.machine)?;
         Ok(deleted)
     }
 
@@ -455,6 +524,7 @@ impl State {
             next_seq,
             acked,
             no_room,
+            machine,
             ..
         } = self;
         let sql: &Connection = connection.as_ref().expect("just reopened");
@@ -484,7 +554,7 @@ impl State {
                 .execute([*tx.next_seq as i64])?;
             tx.dedup.purge(sql, last_moment.now)?;
         }
-        run(sql, "COMMIT")?;
+        commit(sql, &**machine)?;
         if let Some(acks) = acks
             && self.durability == Durability::Full
         {
@@ -629,6 +699,14 @@ fn run(sql: &Connection, statement: &str) -> Result<(), rusqlite::Error> {
     sql.prepare_cached(statement)?.execute([]).map(drop)
 }
 
+fn commit(sql: &Connection, machine: &dyn Machine) -> Result<(), rusqlite::Error> {
+    if !machine.commits() {
+        let aborted = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ABORT);
+        return Err(rusqlite::Error::SqliteFailure(aborted, None));
+    }
+    run(sql, "COMMIT")
+}
+
 fn checkpoint(connection: &Connection, mode: &str) -> Result<(), rusqlite::Error> {
     connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |_| Ok(()))
 }
@@ -641,7 +719,7 @@ mod tests {
     fn state(folder: &std::path::Path, syncer: Option<Syncer>) -> State {
         let file = folder.join("keylane.db");
         let connection = schema::open_writer(&file, Durability::Full).expect("opens");
-        let moment = Moment::of(&super::super::clock::SystemClock);
+        let moment = Moment::of(&crate::machine::RealMachine);
         let started = || Syncer::start(&file).expect("the system gives threads");
         State {
             dedup: Dedup::load(&connection, std::time::Duration::ZERO, moment).expect("loads"),
@@ -657,6 +735,7 @@ mod tests {
             acked: 0,
             no_room: false,
             lock: FolderLock::try_take(folder).expect("is free"),
+            machine: Arc::new(crate::machine::RealMachine),
         }
     }
 
@@ -689,7 +768,7 @@ mod tests {
         }
 
         fn moment(&self) -> Moment {
-            Moment::of(&super::super::clock::SystemClock)
+            Moment::of(&crate::machine::RealMachine)
         }
 
         fn apply(&mut self, tx: &mut Tx<'_>) -> Result<(), Failure> {

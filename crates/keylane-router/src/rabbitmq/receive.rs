@@ -23,6 +23,7 @@ use super::queue::{self, Refused, error_text};
 use super::settle::{RabbitmqSettler, Receipt};
 use super::sizes::How;
 use crate::jitter;
+use crate::machine::{Machine, RealMachine};
 use crate::message::Identity;
 use crate::plan::{Instances, SourcePlan};
 use crate::source::{BatchId, Features, Received, Room, Source, SourceError};
@@ -150,7 +151,7 @@ impl RabbitmqSource {
                 "another instance has the queue: waiting for its end"
             );
         }
-        tokio::time::sleep(jitter::between(STANDBY, 0.5, 1.0)).await;
+        tokio::time::sleep(jitter::between(RealMachine.random(), STANDBY, 0.5, 1.0)).await;
     }
 
     async fn connect(&mut self) -> Result<Reading, Refused> {

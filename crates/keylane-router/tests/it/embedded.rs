@@ -62,7 +62,7 @@ impl Bed {
 
 fn options(clock: &Arc<clock::TestClock>) -> Options {
     Options {
-        clock: clock.clone(),
+        machine: clock.clone(),
         ..Options::default()
     }
 }

@@ -68,7 +68,7 @@ where
 
     /// Takes starts until there are none.
     async fn run(mut self) {
-        let mut began = std::time::Instant::now();
+        let mut began = tokio::time::Instant::now();
         while !self.retired {
             let Some(helped) = self.turn() else {
                 crate::rt::yield_now().await;
@@ -101,7 +101,7 @@ where
             } else {
                 crate::rt::yield_now().await;
             }
-            began = std::time::Instant::now();
+            began = tokio::time::Instant::now();
         }
     }
 
@@ -160,8 +160,8 @@ where
 
     /// Starts a batch, and what that makes way for as long as the batch would have been larger.
     /// Answers when it was through, and whether there are new tasks.
-    fn poll_batch(&mut self) -> (std::time::Instant, bool) {
-        let before = std::time::Instant::now();
+    fn poll_batch(&mut self) -> (tokio::time::Instant, bool) {
+        let before = tokio::time::Instant::now();
         let most = self.shell.batch();
         let mut count = self.batch.len();
         let mut spawned = self.poll_each();
@@ -169,7 +169,7 @@ where
             count += self.batch.len();
             spawned |= self.poll_each();
         }
-        let now = std::time::Instant::now();
+        let now = tokio::time::Instant::now();
         if count > 0 {
             self.shell.note_polls(count, now.duration_since(before));
         }

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use keylane_router::embedded::Clock;
+use keylane_router::machine::Machine;
 use tokio::sync::watch;
 
 /// Monotonic and wall clock, each moved by hand.
@@ -37,7 +37,7 @@ impl TestClock {
     }
 }
 
-impl Clock for TestClock {
+impl Machine for TestClock {
     fn now(&self) -> Instant {
         self.base + self.state.borrow().0
     }

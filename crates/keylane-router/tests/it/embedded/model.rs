@@ -105,7 +105,7 @@ impl World {
 
     async fn open(&mut self) {
         let options = Options {
-            clock: self.clock.clone(),
+            machine: self.clock.clone(),
             tiny_memory: self.tiny,
             // Accepted messages survive a crash of the process all the same, and it is faster.
             risk_losing_accepted_messages_on_power_loss: true,
