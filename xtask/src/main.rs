@@ -1,7 +1,7 @@
 //! Build and test commands of the project: `cargo xtask help`.
 //!
 //! Reading order: `test` is the one test command, `groups` its tests side by side, `report` its summary, `tally` its count of tests, `deny` its
-//! licence check, `brokers` the servers that it starts. `soak` repeats the faults of the conformance suite. `mutants` shows that the property tests can fail. `place` says where things are, `process` runs them.
+//! licence check, `brokers` the servers that it starts. `soak` repeats the faults of the conformance suite. `simulate` runs the simulator. `mutants` shows that the property tests can fail. `place` says where things are, `process` runs them.
 
 mod brokers;
 mod deny;
@@ -10,6 +10,7 @@ mod mutants;
 mod place;
 mod process;
 mod report;
+mod simulate;
 mod soak;
 mod tally;
 mod test;
@@ -28,6 +29,8 @@ cargo xtask <command>
                      --quick: format, lints, and tests with fewer histories and without brokers
   brokers <command>  the real brokers by themselves; see `cargo xtask brokers help`
   soak [name]        the conformance suite with every fault 20 times; a name is a broker's, embedded, bad or locking
+  simulate …         the whole router in a simulation: --seed N, --seeds N [--from N], --minutes M, --file FILE; see
+                     `cargo xtask simulate` without arguments
   docs               write the generated parts of docs/sources.md
   mutants [name…]    break the code on purpose and check that the tests notice;
                      a name is a mutation's or an invariant's (L1); none means all
@@ -68,6 +71,7 @@ fn answer(args: &[String]) -> Result<Answer> {
         ["brokers", args @ ..] => brokers::run(args),
         ["soak"] => soak::run(None),
         ["soak", name] => soak::run(Some(name)),
+        ["simulate", args @ ..] => simulate::run(args),
         ["docs"] => test::write_docs(),
         ["mutants", names @ ..] => mutants::run(names),
         [] | ["help" | "--help" | "-h"] => {
