@@ -986,8 +986,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "many-may-park-by-policy",
         invariant: "R7",
         file: ROUTER,
-        find: "        if pool_plan.on_exhausted == OnExhausted::Park && source.instances == Instances::Many\n",
-        replace: "        if source.instances == Instances::Many && false\n",
+        find: "        if pool_plan.on_exhausted == OnExhausted::Park && source.instances == Instances::Many {\n",
+        replace: "        if source.instances == Instances::Many && false {\n",
         test: ROUTED,
     },
     Mutation {

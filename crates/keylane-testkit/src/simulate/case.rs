@@ -57,8 +57,10 @@ pub struct PlanCase {
 pub struct BreakerCase {
     /// 0 is off.
     pub failures: f64,
-    /// Results remembered.
+    /// Lanes remembered.
     pub window: usize,
+    /// It opens with so many of them at least.
+    pub min_lanes: usize,
     /// Milliseconds.
     pub open: u64,
     /// At once.
@@ -70,6 +72,7 @@ impl Default for BreakerCase {
         Self {
             failures: 0.0,
             window: 20,
+            min_lanes: 5,
             open: 5_000,
             probes: 1,
         }
@@ -91,7 +94,7 @@ pub struct PoolCase {
     pub overflow: Option<OverflowCase>,
     pub cascade: CascadeCase,
     pub on_refused: RefusedCase,
-    pub on_exhausted: Option<ExhaustedCase>,
+    pub on_exhausted: ExhaustedCase,
     pub byte_budget: u64,
     pub max_message: u64,
     pub return_delay: u64,
@@ -118,7 +121,7 @@ impl Default for PoolCase {
             overflow: None,
             cascade: CascadeCase::Key,
             on_refused: RefusedCase::DeadLetter,
-            on_exhausted: None,
+            on_exhausted: ExhaustedCase::Block,
             byte_budget: 64 << 20,
             max_message: 1 << 20,
             return_delay: 2_000,
@@ -533,6 +536,7 @@ impl PlanCase {
             breaker: BreakerPlan {
                 failures: self.breaker.failures,
                 window: at_least_1(self.breaker.window),
+                min_lanes: at_least_1(self.breaker.min_lanes),
                 open: Duration::from_millis(self.breaker.open),
                 probes: at_least_1(self.breaker.probes),
             },
@@ -562,7 +566,7 @@ impl PoolCase {
             overflow: self.overflow.map(OverflowCase::plan),
             cascade: self.cascade.plan(),
             on_refused: self.on_refused.plan(),
-            on_exhausted: self.on_exhausted.map(ExhaustedCase::plan),
+            on_exhausted: self.on_exhausted.plan(),
             byte_budget: self.byte_budget,
             max_message: self.max_message,
             return_delay: Duration::from_millis(self.return_delay),

@@ -144,6 +144,7 @@ fn plan_values(plan: &PlanCase) -> Vec<String> {
         format!("max_in_flight={}", plan.max_in_flight.is_some()),
         format!("breaker.failures={}", plan.breaker.failures),
         format!("breaker.window={}", plan.breaker.window),
+        format!("breaker.min_lanes={}", plan.breaker.min_lanes),
         format!("breaker.open={}", plan.breaker.open),
         format!("breaker.probes={}", plan.breaker.probes),
     ];

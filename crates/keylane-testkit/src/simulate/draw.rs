@@ -85,6 +85,7 @@ impl Draw {
         BreakerCase {
             failures: *self.chance.pick(&[0.2, 0.5, 1.0]),
             window: *self.chance.pick(&[5, 8, 20]),
+            min_lanes: *self.chance.pick(&[1, 2, 5]),
             open: *self.chance.pick(&[100, 1_000, 5_000]),
             probes: *self.chance.pick(&[1, 3]),
         }
@@ -124,7 +125,7 @@ impl Draw {
             pool.per_key_rate = Some(*chance.pick(&[2, 10]));
         }
         pool.overflow = self.some(|draw| *draw.chance.pick(OverflowCase::ALL));
-        pool.on_exhausted = self.some(|draw| *draw.chance.pick(ExhaustedCase::ALL));
+        pool.on_exhausted = *self.chance.pick(ExhaustedCase::ALL);
         if self.chance.one_in(4) {
             pool.keys.push(KeyCase {
                 pattern: (*self.chance.pick(&["hot", "k1*", "k*"])).to_owned(),
@@ -435,16 +436,16 @@ pub(crate) fn repair(plan: &mut PlanCase) {
     for pool in plan.pools.values_mut() {
         if !all_return {
             pool.lane_scope = ScopeCase::Source;
-            if pool.on_exhausted == Some(ExhaustedCase::Return) {
-                pool.on_exhausted = Some(ExhaustedCase::Block);
+            if pool.on_exhausted == ExhaustedCase::Return {
+                pool.on_exhausted = ExhaustedCase::Block;
             }
             if pool.overflow == Some(OverflowCase::Return) {
                 pool.overflow = None;
             }
         }
         if many {
-            if pool.on_exhausted == Some(ExhaustedCase::Park) {
-                pool.on_exhausted = Some(ExhaustedCase::DeadLetter);
+            if pool.on_exhausted == ExhaustedCase::Park {
+                pool.on_exhausted = ExhaustedCase::DeadLetter;
             }
             if pool.overflow == Some(OverflowCase::Spill) {
                 pool.overflow = Some(OverflowCase::Wait);
@@ -455,5 +456,4 @@ pub(crate) fn repair(plan: &mut PlanCase) {
         }
         pool.retry_max = pool.retry_max.max(pool.retry_initial);
     }
-    plan.breaker.window = plan.breaker.window.max(5);
 }
