@@ -11,9 +11,8 @@ use keylane_testkit::simulate::case::Case;
 use keylane_testkit::simulate::cover::Coverage;
 use keylane_testkit::simulate::draw::draw;
 use keylane_testkit::simulate::judge::{Fault, Rule, judge};
-use keylane_testkit::simulate::run::run;
+use keylane_testkit::simulate::run::{digest, run};
 use keylane_testkit::simulate::shrink::shrink;
-use sha2::{Digest, Sha256};
 
 const HELP: &str = "\
 simulate --seed N [--shrink]       one seed: its history, what breaks, and a small case of it
@@ -64,7 +63,7 @@ fn main() -> ExitCode {
     }
     if let Some(many) = options.digest {
         for seed in options.from..options.from + many {
-            println!("{seed} {}", digest(&draw(seed)));
+            println!("{seed} {}", digest(&run(&draw(seed))));
         }
         return ExitCode::SUCCESS;
     }
@@ -107,20 +106,6 @@ fn options() -> Result<Options, String> {
         return Err("say which seeds".to_owned());
     }
     Ok(options)
-}
-
-fn digest(case: &Case) -> String {
-    let run = run(case);
-    let mut hash = Sha256::new();
-    for event in &run.history {
-        hash.update(format!("{event:?}\n"));
-    }
-    let bytes = hash.finalize();
-    bytes
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }
 
 fn one(case: &Case, options: &Options) -> ExitCode {

@@ -445,3 +445,230 @@ impl<'a> Judge<'a> {
 pub fn was_audited(run: &Run) -> bool {
     run.left.ordering_violations > 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::{Call, FaultCase, MessageCase, PoolCase, SourceCase};
+    use super::super::run::Left;
+    use super::*;
+
+    /// Three messages of one key and a keyless one, an embedded queue, one pool.
+    fn case() -> Case {
+        let key = |key: Option<&str>| MessageCase {
+            queue: "q".to_owned(),
+            key: key.map(str::to_owned),
+            ..MessageCase::default()
+        };
+        let mut plan = PlanCase::default();
+        let pool = PoolCase {
+            concurrency: Some(2),
+            rate: Some(1),
+            ..PoolCase::default()
+        };
+        plan.pools.insert("default".to_owned(), pool);
+        let source = SourceCase {
+            queue: "q".to_owned(),
+            ..SourceCase::default()
+        };
+        plan.sources.insert("s".to_owned(), source);
+        Case {
+            plans: vec![plan],
+            messages: vec![
+                key(Some("k")),
+                key(Some("k")),
+                key(Some("k")),
+                key(Some("l")),
+            ],
+            faults: vec![FaultCase {
+                call: Call::Ack,
+                key: None,
+                nth: 1,
+                effect: super::super::case::Effect::Error,
+            }],
+            ..Case::default()
+        }
+    }
+
+    fn start(n: usize) -> What {
+        What::Start {
+            n,
+            pool: "default".to_owned(),
+            attempt: 1,
+        }
+    }
+
+    fn end(n: usize, answer: Ending) -> What {
+        What::End { n, answer }
+    }
+
+    /// What is wrong where these things happen, ten seconds apart.
+    fn wrong(events: Vec<What>) -> Vec<Rule> {
+        judged(&case(), events, End::Finished, Left::default(), 10)
+    }
+
+    fn judged(case: &Case, what: Vec<What>, end: End, left: Left, apart: u64) -> Vec<Rule> {
+        let accepted = (0..case.messages.len()).map(|n| What::Accepted { n });
+        let at = |(at, what): (usize, What)| Event {
+            at: Duration::from_secs(at as u64 * apart),
+            life: 1,
+            what,
+        };
+        let run = Run {
+            history: accepted.chain(what).enumerate().map(at).collect(),
+            end,
+            problems: Vec::new(),
+            left,
+        };
+        let faults = judge(case, &run).into_iter();
+        faults.map(|fault| fault.rule).collect()
+    }
+
+    fn delivered(n: usize) -> [What; 3] {
+        [start(n), end(n, Ending::Delivered), What::Acked { n }]
+    }
+
+    fn all() -> Vec<What> {
+        (0..4).flat_map(delivered).collect()
+    }
+
+    #[test]
+    fn what_is_right_is_not_wrong() {
+        assert_eq!(wrong(all()), []);
+        let mut again = all();
+        again.extend([What::Ended {
+            how: super::super::world::Death::Crash,
+        }]);
+        again.extend([What::Began { plan: 0 }]);
+        again.extend(delivered(2));
+        assert_eq!(wrong(again), []);
+    }
+
+    #[test]
+    fn a_start_before_its_predecessor_is_resolved_is_seen() {
+        let mut events = vec![
+            start(0),
+            end(0, Ending::Failed),
+            start(1),
+            end(1, Ending::Delivered),
+        ];
+        events.extend(all());
+        assert_eq!(wrong(events), [Rule::Order, Rule::Duplicates]);
+    }
+
+    #[test]
+    fn a_message_that_is_nowhere_is_lost() {
+        assert_eq!(wrong(all()[..9].to_vec()), [Rule::Loss]);
+    }
+
+    #[test]
+    fn two_of_a_key_at_once_are_seen() {
+        let events = vec![start(0), start(1)];
+        let seen = wrong(events);
+        assert!(seen.contains(&Rule::Overlap), "{seen:?}");
+    }
+
+    #[test]
+    fn a_message_that_runs_twice_at_once_is_seen() {
+        let seen = wrong(vec![start(3), start(3)]);
+        assert!(seen.contains(&Rule::Overlap), "{seen:?}");
+    }
+
+    #[test]
+    fn more_than_the_concurrency_is_seen() {
+        let mut case = case();
+        case.plans[0].pools.get_mut("default").unwrap().concurrency = Some(1);
+        let events = vec![start(0), start(3)];
+        let seen = judged(&case, events, End::Finished, Left::default(), 10);
+        assert!(seen.contains(&Rule::Limits), "{seen:?}");
+    }
+
+    #[test]
+    fn more_than_max_in_flight_is_seen() {
+        let mut case = case();
+        case.plans[0].max_in_flight = Some(1);
+        let events = vec![start(0), start(3)];
+        let seen = judged(&case, events, End::Finished, Left::default(), 10);
+        assert!(seen.contains(&Rule::Limits), "{seen:?}");
+    }
+
+    #[test]
+    fn more_than_the_rate_is_seen() {
+        let seen = judged(&case(), all(), End::Finished, Left::default(), 0);
+        assert_eq!(seen, [Rule::Rates]);
+    }
+
+    #[test]
+    fn a_second_delivery_without_a_cause_is_seen() {
+        let mut events = all();
+        events.extend(delivered(3));
+        assert_eq!(wrong(events.clone()), [Rule::Duplicates]);
+        // A lost ack is a cause.
+        let cause = What::Unsettled {
+            n: 3,
+            call: Call::Ack,
+        };
+        events.insert(12, cause);
+        assert_eq!(wrong(events), []);
+    }
+
+    #[test]
+    fn an_ack_of_what_is_nowhere_is_seen() {
+        let mut events = vec![What::Acked { n: 3 }];
+        events.extend(all());
+        assert_eq!(wrong(events), [Rule::EarlyAck]);
+    }
+
+    #[test]
+    fn a_standstill_is_seen() {
+        let seen = judged(&case(), all(), End::StandsStill, Left::default(), 10);
+        assert_eq!(seen, [Rule::Standstill]);
+        let seen = judged(&case(), all(), End::Endless, Left::default(), 10);
+        assert_eq!(seen, [Rule::Standstill]);
+    }
+
+    #[test]
+    fn what_is_left_at_rest_is_seen() {
+        let gauges = keylane_router::counters::PoolGauges {
+            unsettled: 1,
+            ..Default::default()
+        };
+        let left = Left {
+            gauges: vec![gauges],
+            ..Left::default()
+        };
+        assert_eq!(
+            judged(&case(), all(), End::Finished, left, 10),
+            [Rule::AtRest]
+        );
+    }
+
+    #[test]
+    fn a_false_alarm_is_seen() {
+        let left = Left {
+            ordering_violations: 1,
+            ..Left::default()
+        };
+        assert_eq!(
+            judged(&case(), all(), End::Finished, left, 10),
+            [Rule::Metrics]
+        );
+        let mut events = all();
+        events.push(What::Problem {
+            text: "pool `default` is stalled".to_owned(),
+        });
+        assert_eq!(wrong(events), [Rule::Readiness]);
+    }
+
+    #[test]
+    fn a_stop_that_takes_too_long_is_seen() {
+        let mut events = all();
+        events.push(What::Acted {
+            act: Act::Restart {
+                deadline: 0,
+                second: None,
+            },
+            result: Err("it took an hour".to_owned()),
+        });
+        assert_eq!(wrong(events), [Rule::Stop]);
+    }
+}

@@ -15,6 +15,7 @@ use keylane_router::source::Source;
 use keylane_router::store::{LaneName, Store};
 use keylane_router::{By, Router, VerbError};
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 
 use super::broker::Broker;
@@ -114,6 +115,20 @@ pub fn run(case: &Case) -> Run {
         problems: progress.problems,
         left: progress.left,
     }
+}
+
+/// Stands for a run's history: equal histories have equal digests.
+pub fn digest(run: &Run) -> String {
+    let mut hash = Sha256::new();
+    for event in &run.history {
+        hash.update(format!("{event:?}\n"));
+    }
+    let bytes = hash.finalize();
+    bytes
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// On a RAM disk where there is one.

@@ -1,6 +1,8 @@
 //! Makes a failing case small: leaves out whatever it fails without.
 
-use super::case::{BreakerCase, Case, PoolCase};
+use std::collections::BTreeSet;
+
+use super::case::{Act, BreakerCase, Case, PoolCase};
 use super::judge::{Rule, judge};
 use super::run::run;
 
@@ -46,7 +48,43 @@ impl Shrink {
         self.parts(|case| &mut case.faults);
         self.parts(|case| &mut case.targets);
         self.parts(|case| &mut case.messages);
+        self.plans();
+        self.sources();
         self.options();
+    }
+
+    /// Leaves out configurations that no act names.
+    fn plans(&mut self) {
+        let mut case = self.best.clone();
+        let mut named: Vec<usize> = vec![0];
+        named.extend(case.acts.iter().filter_map(|act| match act.act {
+            Act::Reload { plan } => Some(plan),
+            _ => None,
+        }));
+        named.sort_unstable();
+        named.dedup();
+        for act in &mut case.acts {
+            if let Act::Reload { plan } = &mut act.act {
+                *plan = named.binary_search(plan).expect("it is named");
+            }
+        }
+        case.plans = named.iter().map(|at| case.plans[*at].clone()).collect();
+        self.try_case(case);
+    }
+
+    /// Leaves out sources, in all configurations.
+    fn sources(&mut self) {
+        let plans = self.best.plans.iter();
+        let queues = plans.flat_map(|plan| plan.sources.values().map(|s| s.queue.clone()));
+        let queues: BTreeSet<String> = queues.collect();
+        for queue in queues {
+            let mut case = self.best.clone();
+            for plan in &mut case.plans {
+                plan.sources.retain(|_, source| source.queue != queue);
+            }
+            case.messages.retain(|message| message.queue != queue);
+            self.try_case(case);
+        }
     }
 
     /// Leaves out ever smaller parts of a list.
