@@ -13,10 +13,7 @@ use keylane_router::plan::Keyless;
 use keylane_router::source::{Received, Room, Settler, Source};
 
 const BODY: usize = 300;
-const ROOM: Room = Room {
-    messages: 1000,
-    bytes: 64 << 20,
-};
+const ROOM: Room = Room::new(1000, 64 << 20);
 
 fn main() {
     let quick = std::env::args().any(|argument| argument == "quick");

@@ -71,7 +71,7 @@ impl Source for ShelfSource {
         loop {
             let changed = self.shelf.changed.notified();
             // No await from here to the return: a receive that is dropped has taken nothing.
-            let received = self.take(room);
+            let received = self.take(&room);
             if !received.is_empty() {
                 return Ok(received);
             }
@@ -87,7 +87,7 @@ impl Source for ShelfSource {
 }
 
 impl ShelfSource {
-    fn take(&self, room: Room) -> Vec<Received<u64>> {
+    fn take(&self, room: &Room) -> Vec<Received<u64>> {
         let mut state = self.shelf.lock();
         let State {
             messages,

@@ -13,10 +13,11 @@
 //! * Where several of a lane may run at once, or order is promised per batch only, nothing is
 //!   judged, nor later anything that may have been waiting then.
 
+use std::collections::HashMap;
 use std::hash::BuildHasher as _;
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use foldhash::quality::RandomState;
@@ -31,13 +32,33 @@ const REMEMBERED: usize = 16;
 /// After so many starts of other keys that wanted its place, a key loses it.
 const PATIENCE: u32 = 1000;
 
-/// Positions of the same scale can be compared: those that one consumer of a source received. Its
-/// successor may read another queue under the same name.
+/// Positions of the same scale can be compared: those that one consumer of a source received for
+/// one pool. Its successor may read another queue under the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Scale(NonZeroU64);
 
-/// What is kept in order: the messages of a key that ask for the same pool. Not the pool they are
-/// in: a reload may change that, and order holds across it.
+/// The scales of one consumer, by pool.
+#[derive(Default)]
+pub(crate) struct Scales(Mutex<HashMap<Arc<str>, (u64, Scale)>>);
+
+impl Scales {
+    /// The scale of what arrives in this pool now. `codes` is how often messages that name another
+    /// pool began to go there: their lanes were others until then, so nothing from before is
+    /// compared with what comes after.
+    pub(crate) fn of(&self, audit: &Audit, pool: &Arc<str>, codes: u64) -> Scale {
+        let mut scales = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match scales.get(pool) {
+            Some((at, scale)) if *at == codes => *scale,
+            _ => {
+                let scale = audit.new_scale();
+                scales.insert(pool.clone(), (codes, scale));
+                scale
+            }
+        }
+    }
+}
+
+/// What is kept in order: the messages of a key in one pool, which is the lane they are in.
 #[derive(Clone, Copy, Debug, Hash)]
 pub(crate) struct Line<'a> {
     pub(crate) scale: Scale,

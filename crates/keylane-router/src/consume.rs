@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::audit::Scale;
+use crate::audit::Scales;
 use crate::counters::Counters;
 use crate::delivery::{Delivery, Fate, Lender, Loan, Settled, Settlement, SourceEnd, Window};
 use crate::fault;
@@ -33,6 +33,7 @@ use crate::room::{Place, Room as Shares, Share};
 use crate::router::Inner;
 use crate::settlements::{self, Settlements};
 use crate::source::{Bond, Features, Received, Room, SettleError, Settler, Source, SourceError};
+use crate::source_lanes::SourceLanes;
 use crate::spill::Over;
 use crate::stage::{Blocked, Stage};
 use crate::unsettled::Counted;
@@ -59,7 +60,7 @@ pub(crate) struct Consumer {
     pub(crate) plan: SourcePlan,
     pub(crate) features: Features,
     /// Of its positions, where it has some.
-    pub(crate) scale: Option<Scale>,
+    pub(crate) scales: Option<Arc<Scales>>,
     /// Receives nothing more.
     pub(crate) stop: CancellationToken,
     /// It does.
@@ -110,7 +111,8 @@ pub(crate) fn start<S: Source>(
 ) -> Arc<Consumer> {
     let features = source.features();
     router.announce(&name, &features);
-    let scale = features.positions.then(|| router.shared.audit.new_scale());
+    let scales = features.positions.then(Arc::<Scales>::default);
+    let lanes = Arc::new(SourceLanes::new(&router, &plan));
     let (to_settle, settlements) = settlements::channel(router.shared.pressure.clone());
     let held = Arc::new(Held::new(plan.window));
     let stop = router.stop_taking.child_token();
@@ -166,7 +168,8 @@ pub(crate) fn start<S: Source>(
         source,
         plan: plan.clone(),
         features: features.clone(),
-        scale,
+        scales: scales.clone(),
+        lanes,
         terms,
         end: Arc::new(SourceEnd {
             to_settle,
@@ -200,7 +203,7 @@ pub(crate) fn start<S: Source>(
         name,
         plan,
         features,
-        scale,
+        scales,
         stop,
         takes_no_more,
         tasks,
@@ -614,7 +617,9 @@ struct Consume<S: Source> {
     source: S,
     plan: SourcePlan,
     features: Features,
-    scale: Option<Scale>,
+    scales: Option<Arc<Scales>>,
+    /// What the source is told of them.
+    lanes: Arc<SourceLanes>,
     /// Where the source lends for a time.
     terms: Option<Arc<Terms>>,
     settler: S::Settler,
@@ -651,6 +656,7 @@ impl<S: Source> Consume<S> {
             let room = Room {
                 messages: messages.min(RECEIVE),
                 bytes: self.router.receive_bytes,
+                lanes: Some(self.lanes.clone()),
             };
             let well = || self.router.health.well(Trouble::Source(self.name.clone()));
             let received = {
@@ -819,10 +825,13 @@ impl<S: Source> Consume<S> {
             place,
         });
         let stay = self.router.store.stay(&received.identity);
+        let audit = &self.router.shared.audit;
+        let scales = self.scales.as_ref();
+        let scale = scales.map(|scales| scales.of(audit, &pool.name, pool.codes()));
         let loan = Loan {
             identity: received.identity,
             position: received.position,
-            scale: self.scale,
+            scale,
             batch: received.batch,
             body: received.body,
             headers: received.headers,
@@ -893,7 +902,7 @@ impl<S: Source> Consume<S> {
             return counters.clone();
         }
         let counters = self.router.counters.of(&self.name, &pool.name);
-        counters.set_audited(self.scale.is_some());
+        counters.set_audited(self.scales.is_some());
         self.counters.insert(pool.name.clone(), counters.clone());
         counters
     }

@@ -336,7 +336,7 @@ impl Feeder {
         let counters = self.router.counters.of(&self.lane.source, &pool.name);
         let lane = LaneId::of(&self.lane);
         let loan = Loan {
-            scale: self.router.scale_of(&stored.identity.source),
+            scale: self.router.scale_of(&stored.identity.source, pool),
             identity: stored.identity,
             position: stored.position,
             batch: BatchId(row.row),

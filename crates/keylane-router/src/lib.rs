@@ -47,6 +47,7 @@ mod runs;
 mod settlements;
 mod skips;
 pub mod source;
+mod source_lanes;
 mod spill;
 #[cfg(feature = "sqs")]
 pub mod sqs;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
@@ -37,7 +37,6 @@ use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, LaneScope, Overflow, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
 use crate::rescue;
-use crate::route::DEFAULT;
 use crate::router::Inner;
 use crate::runs::{Doing, Run, Runs, Watched};
 use crate::skips::{Skip, Skips};
@@ -265,6 +264,8 @@ pub(crate) struct Pool {
     runs: Arc<Runs>,
     /// Its lanes were not always of the scope they are now: keys may be in lanes of the other.
     scope_changed: AtomicBool,
+    /// How often messages that name another pool began to come here.
+    codes: AtomicU64,
 }
 
 /// Lanes that are flushed because their front lost its lease, and for no other reason. Written
@@ -384,6 +385,7 @@ impl Pool {
             blocked,
             runs,
             scope_changed: AtomicBool::new(scope_changed),
+            codes: AtomicU64::new(0),
         });
         let _ = pool.set(Arc::downgrade(&made));
         made
@@ -397,6 +399,16 @@ impl Pool {
     /// Whether keys may be in lanes of another scope than the plan's.
     pub(crate) fn scope_changed(&self) -> bool {
         self.scope_changed.load(Ordering::SeqCst)
+    }
+
+    /// Messages that went to another pool go here from now on.
+    pub(crate) fn code_comes(&self) {
+        self.codes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often that was so.
+    pub(crate) fn codes(&self) -> u64 {
+        self.codes.load(Ordering::SeqCst)
     }
 
     /// Puts another plan in force: same lanes, new limits, at once.
@@ -447,7 +459,14 @@ impl Pool {
 
     /// How many messages of the lane may be in memory.
     pub(crate) fn lane_capacity(&self, lane: &LaneId) -> usize {
-        lane_capacity(&self.plan(), lane)
+        self.key_capacity(lane.key())
+    }
+
+    /// How many messages of a lane of this key may be in memory.
+    pub(crate) fn key_capacity(&self, key: Option<&Key>) -> usize {
+        let plan = self.plan();
+        let own = key_plan(&plan, key).and_then(|keys| keys.lane_capacity);
+        own.unwrap_or(plan.lane_capacity).get()
     }
 
     /// Bytes of the pool's budget. While they are waited for, and nobody gives any back, stored
@@ -748,23 +767,18 @@ fn rate_of(rate: Rate) -> keylane::Rate {
 }
 
 fn lane_concurrency(plan: &PoolPlan, lane: &LaneId) -> usize {
-    let own = key_plan(plan, lane).and_then(|keys| keys.lane_concurrency);
+    let own = key_plan(plan, lane.key()).and_then(|keys| keys.lane_concurrency);
     own.unwrap_or(plan.lane_concurrency).get()
 }
 
-fn lane_capacity(plan: &PoolPlan, lane: &LaneId) -> usize {
-    let own = key_plan(plan, lane).and_then(|keys| keys.lane_capacity);
-    own.unwrap_or(plan.lane_capacity).get()
-}
-
 fn key_rate(plan: &PoolPlan, lane: &LaneId) -> Option<keylane::Rate> {
-    key_plan(plan, lane)
+    key_plan(plan, lane.key())
         .and_then(|keys| keys.per_key_rate)
         .map(rate_of)
 }
 
-fn key_plan<'a>(plan: &'a PoolPlan, lane: &LaneId) -> Option<&'a KeyPlan> {
-    let key = lane.key()?;
+fn key_plan<'a>(plan: &'a PoolPlan, key: Option<&Key>) -> Option<&'a KeyPlan> {
+    let key = key?;
     plan.keys
         .iter()
         .find(|keys| matches(keys.pattern.as_bytes(), key))
@@ -1126,7 +1140,7 @@ impl Attempts {
         }
         let line = Line {
             scale,
-            pool: delivery.parcel.address.pool.as_deref().unwrap_or(DEFAULT),
+            pool: &self.name,
             key: lane.key(),
         };
         let start = if lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch {

@@ -1,13 +1,15 @@
 //! Which pool a message goes to. Routes are sticky: where a key has something unresolved, its
 //! arrivals follow it there.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::counters::Registry;
 use crate::lane::LaneId;
+use crate::message::Key;
 use crate::plan::LaneScope;
 use crate::pool::Pool;
+use crate::source::PoolCodes;
 use crate::store::Store;
 
 /// The pool of messages that name none, or an unknown one.
@@ -26,6 +28,10 @@ struct Table {
     active: BTreeMap<Arc<str>, Arc<Pool>>,
     /// By pool code: pools that may still hold keys of messages that name it.
     former: HashMap<Arc<str>, Vec<Arc<Pool>>>,
+    /// What a queue that locks keys goes by.
+    codes: Arc<PoolCodes>,
+    /// The pools behind each name in `codes`.
+    groups: BTreeMap<Arc<str>, Vec<Arc<Pool>>>,
 }
 
 impl Table {
@@ -33,15 +39,65 @@ impl Table {
         let named = self.active.get(code).or_else(|| self.active.get(DEFAULT));
         named.expect("there is always a default pool").clone()
     }
+
+    /// Where messages with this code may go: to the pool it means, or to one that still holds
+    /// their key.
+    fn pools_of(&self, code: &str) -> Vec<Arc<Pool>> {
+        let former = self.former.get(code).into_iter().flatten().cloned();
+        former.chain([self.pool_for(code)]).collect()
+    }
+
+    /// Names the pools anew. Pools that messages with one code may go to have one name, so that a
+    /// queue never tells lanes apart that are one here.
+    fn name_codes(&mut self) {
+        let known: BTreeSet<&Arc<str>> = self.active.keys().chain(self.former.keys()).collect();
+        let mut groups: Vec<BTreeMap<Arc<str>, Vec<Arc<Pool>>>> = Vec::new();
+        for code in &known {
+            let mut group = BTreeMap::<Arc<str>, Vec<Arc<Pool>>>::new();
+            for pool in self.pools_of(code) {
+                group.entry(pool.name.clone()).or_default().push(pool);
+            }
+            groups.retain(|other| {
+                let apart = !other.keys().any(|name| group.contains_key(name));
+                if !apart {
+                    for (name, pools) in other {
+                        let same = group.entry(name.clone()).or_default();
+                        same.extend(pools.iter().cloned());
+                    }
+                }
+                apart
+            });
+            groups.push(group);
+        }
+        let name_of = |pool: &Arc<str>| {
+            let group = groups.iter().find(|group| group.contains_key(pool));
+            let first = group.and_then(|group| group.keys().next());
+            first.expect("each pool is in a group").clone()
+        };
+        let named = known
+            .iter()
+            .map(|code| ((*code).clone(), name_of(&self.pool_for(code).name)));
+        let codes = PoolCodes::new(named, name_of(&self.pool_for(DEFAULT).name));
+        let named = groups.into_iter().filter_map(|group| {
+            let name = group.keys().next()?.clone();
+            Some((name, group.into_values().flatten().collect()))
+        });
+        self.groups = named.collect();
+        if *self.codes != codes {
+            self.codes = Arc::new(codes);
+        }
+    }
 }
 
 impl Routes {
     pub(crate) fn new(pools: BTreeMap<Arc<str>, Arc<Pool>>, store: Arc<dyn Store>) -> Self {
+        let mut table = Table {
+            active: pools,
+            ..Table::default()
+        };
+        table.name_codes();
         Self {
-            table: RwLock::new(Table {
-                active: pools,
-                former: HashMap::new(),
-            }),
+            table: RwLock::new(table),
             store,
             warned: Mutex::default(),
         }
@@ -123,6 +179,19 @@ impl Routes {
         self.table().pool_for(code)
     }
 
+    /// What pool codes mean to a queue that locks keys: the same `Arc` until that changes.
+    pub(crate) fn codes(&self) -> Arc<PoolCodes> {
+        self.table().codes.clone()
+    }
+
+    /// How many messages of this key a pool of this name in [`Self::codes`] may hold.
+    pub(crate) fn capacity(&self, name: &str, key: Option<&Key>) -> usize {
+        let table = self.table();
+        let pools = table.groups.get(name).into_iter().flatten();
+        let capacities = pools.map(|pool| pool.key_capacity(key));
+        capacities.min().unwrap_or(usize::MAX)
+    }
+
     /// All pools that may hold something.
     pub(crate) fn pools(&self) -> Vec<Arc<Pool>> {
         let table = self.table();
@@ -143,6 +212,7 @@ impl Routes {
         for code in codes {
             table.former.entry(code).or_default().push(default.clone());
         }
+        table.name_codes();
     }
 
     /// Puts other pools in force. Keys stay where they have something unresolved. Answers the
@@ -156,10 +226,13 @@ impl Routes {
             .collect();
         let old = std::mem::replace(&mut table.active, pools);
         for (code, was) in before {
-            if !Arc::ptr_eq(&was, &table.pool_for(&code)) {
+            let is = table.pool_for(&code);
+            if !Arc::ptr_eq(&was, &is) {
+                is.code_comes();
                 table.former.entry(code).or_default().push(was);
             }
         }
+        table.name_codes();
         let active = &table.active;
         let gone = old
             .into_values()
@@ -174,6 +247,7 @@ impl Routes {
             former.retain(|other| !Arc::ptr_eq(other, pool));
         }
         table.former.retain(|_, former| !former.is_empty());
+        table.name_codes();
     }
 
     fn table(&self) -> RwLockReadGuard<'_, Table> {

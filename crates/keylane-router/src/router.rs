@@ -913,8 +913,10 @@ impl Inner {
     }
 
     /// What positions of this source can be compared with now.
-    pub(crate) fn scale_of(&self, source: &str) -> Option<Scale> {
-        self.consumers().get(source)?.scale
+    pub(crate) fn scale_of(&self, source: &str, pool: &Pool) -> Option<Scale> {
+        let consumers = self.consumers();
+        let scales = consumers.get(source)?.scales.as_ref()?;
+        Some(scales.of(&self.shared.audit, &pool.name, pool.codes()))
     }
 
     /// Says at start-up what a source cannot promise.

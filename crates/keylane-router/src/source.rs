@@ -1,5 +1,6 @@
 //! The contract between the router and a broker: receive a batch, settle what was received.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -128,12 +129,74 @@ impl Bond {
 }
 
 /// How much may be taken now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Room {
     /// At most this many messages; at least 1.
     pub messages: usize,
     /// About this many bytes of bodies; one message may exceed it.
     pub bytes: usize,
+    /// How many messages of each lane may be out. Only a source that knows keys and pool codes
+    /// before it hands a message out can keep to this; the others ignore it.
+    pub lanes: Option<Arc<dyn Lanes>>,
+}
+
+impl Room {
+    /// Room for so many messages and bytes, with no limit for single lanes.
+    pub const fn new(messages: usize, bytes: usize) -> Self {
+        Self {
+            messages,
+            bytes,
+            lanes: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Room {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Room")
+            .field("messages", &self.messages)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The lanes of the router, for a source that locks keys itself.
+///
+/// Messages of one key whose pool codes mean the same pool are one lane. A source that tells them
+/// apart hands them out side by side, and their order is lost.
+pub trait Lanes: Send + Sync {
+    /// Which pool each pool code means. Returns the same `Arc` until that changes.
+    fn codes(&self) -> Arc<PoolCodes>;
+
+    /// How many messages of a key may be out of the lane in this pool at once, at least 1. The
+    /// pool is named as in [`Self::codes`].
+    fn capacity(&self, pool: &str, key: Option<&Key>) -> usize;
+}
+
+/// Which pool each pool code means.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolCodes {
+    pools: BTreeMap<Arc<str>, Arc<str>>,
+    other: Arc<str>,
+}
+
+impl PoolCodes {
+    /// `other` is the pool of messages that name none, or none of these.
+    pub fn new(
+        pools: impl IntoIterator<Item = (Arc<str>, Arc<str>)>,
+        other: impl Into<Arc<str>>,
+    ) -> Self {
+        Self {
+            pools: pools.into_iter().collect(),
+            other: other.into(),
+        }
+    }
+
+    /// The pool that this code means.
+    pub fn pool(&self, code: Option<&str>) -> &Arc<str> {
+        let named = code.and_then(|code| self.pools.get(code));
+        named.unwrap_or(&self.other)
+    }
 }
 
 /// Names one poll of a source (FC-8).

@@ -113,6 +113,14 @@ const ROUTED: TestRun = TestRun {
     env: &[],
 };
 
+/// Pools, their codes and their limits.
+const ROUTED_POOLS: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::pools::",
+    env: &[],
+};
+
 /// What goes back behind a head. Where nothing does, tests of the router wait for it in vain, each for
 /// as long as it has patience.
 const CASCADES: TestRun = TestRun {
@@ -1071,6 +1079,14 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: AUDITED,
     },
     Mutation {
+        name: "audit-goes-by-the-code",
+        invariant: "R1",
+        file: POOL,
+        find: "            pool: &self.name,\n            key: lane.key(),\n",
+        replace: "            pool: delivery.parcel.address.pool.as_deref().unwrap_or(\"default\"),\n            key: lane.key(),\n",
+        test: AUDITED,
+    },
+    Mutation {
         name: "audit-cries-over-what-comes-again",
         invariant: "R1",
         file: AUDIT,
@@ -1682,9 +1698,41 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "key-not-locked",
         invariant: "R1",
         file: SHELF,
-        find: "        let locked = lane.out > 0 && !lane.parallel;\n",
+        find: "        let locked = !parallel && (out || self.waits_for_renamed(id));\n",
         replace: "        let locked = false;\n",
         test: EMBEDDED,
+    },
+    Mutation {
+        name: "queue-tells-lanes-apart-by-code",
+        invariant: "R1",
+        file: "crates/keylane-router/src/embedded/claim.rs",
+        find: "        Some(codes) => Some(&**codes.pool(code)),\n",
+        replace: "        Some(_) => code,\n",
+        test: ROUTED_POOLS,
+    },
+    Mutation {
+        name: "what-is-out-locks-its-old-lane-only",
+        invariant: "R11",
+        file: SHELF,
+        find: "            key.out += lane.out;\n",
+        replace: "",
+        test: EMBEDDED,
+    },
+    Mutation {
+        name: "queue-hands-out-more-than-the-capacity",
+        invariant: "R9",
+        file: SHELF,
+        find: "                false => most.min(capacity(&lane.name).max(1)),\n",
+        replace: "                false => most.max(capacity(&lane.name).min(1)),\n",
+        test: EMBEDDED,
+    },
+    Mutation {
+        name: "former-pools-have-names-of-their-own",
+        invariant: "R11",
+        file: ROUTE,
+        find: "        former.chain([self.pool_for(code)]).collect()\n",
+        replace: "        former.filter(|_| false).chain([self.pool_for(code)]).collect()\n",
+        test: ROUTED_POOLS,
     },
     Mutation {
         name: "run-over-another-lane",

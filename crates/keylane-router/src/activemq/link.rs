@@ -95,10 +95,7 @@ impl Link {
             bond: Bond::new(),
             state: Mutex::new(State {
                 waiting: BTreeMap::new(),
-                room: Room {
-                    messages: 0,
-                    bytes: 0,
-                },
+                room: Room::new(0, 0),
                 over: None,
             }),
             changed: Notify::new(),
@@ -128,19 +125,19 @@ impl Link {
     pub(super) async fn take(&self, room: Room) -> Result<Vec<Arc<Lent>>, Failure> {
         loop {
             let changed = self.changed.notified();
-            match self.take_now(room) {
+            match self.take_now(&room) {
                 Ok(taken) if taken.is_empty() => changed.await,
                 taken => return taken,
             }
         }
     }
 
-    fn take_now(&self, room: Room) -> Result<Vec<Arc<Lent>>, Failure> {
+    fn take_now(&self, room: &Room) -> Result<Vec<Arc<Lent>>, Failure> {
         let mut state = self.lock();
         if let Some(failure) = &state.over {
             return Err(failure.clone());
         }
-        state.room = room;
+        state.room = Room::new(room.messages, room.bytes);
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while taken.len() < room.messages && (bytes < room.bytes || taken.is_empty()) {
             let Some((_, lent)) = state.waiting.pop_first() else {
@@ -298,7 +295,7 @@ impl Reader {
     async fn grant(&mut self) -> Result<(), Failure> {
         let (waiting, room) = {
             let state = self.link.lock();
-            (state.waiting.len(), state.room)
+            (state.waiting.len(), state.room.clone())
         };
         // At least one, or a message larger than the room would never come.
         let fit = (room.bytes / self.size).max(1);

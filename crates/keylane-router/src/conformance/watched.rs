@@ -206,14 +206,14 @@ impl Watch {
         }
     }
 
-    fn receive<R>(&self, room: Room, batch: &[Received<R>]) {
+    fn receive<R>(&self, room: usize, batch: &[Received<R>]) {
         let mut seen = self.lock();
         seen.received += batch.len() as u64;
-        if batch.len() > room.messages {
+        if batch.len() > room {
             seen.faults.push(format!(
                 "received {} messages, asked for at most {}",
                 batch.len(),
-                room.messages
+                room
             ));
         }
         for received in batch {
@@ -355,11 +355,12 @@ impl<S: Source> Source for Watched<S> {
         if let Some(what) = self.watch.step(Step::Receive) {
             what.await;
         }
+        let messages = room.messages;
         let received = self.inner.as_mut().expect(OPEN).receive(room).await;
         let batch = received.inspect_err(|_| {
             self.watch.lock().failures.push(Instant::now());
         })?;
-        self.watch.receive(room, &batch);
+        self.watch.receive(messages, &batch);
         let batch = batch.into_iter().map(|received| {
             let label = label_of(&received.body);
             self.watch.record(EventKind::Receive, label.as_ref());

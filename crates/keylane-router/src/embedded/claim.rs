@@ -16,11 +16,11 @@ use rusqlite::{Connection, Row, Statement};
 use super::clock::Epoch;
 use super::queue::{Queue, Statements};
 use super::schema;
-use super::shelf::{LaneId, Pick, Run, Shelf, Step, Taken, lane_name};
+use super::shelf::{LaneId, Pick, Run, Shelf, Step, Taken, key_of, lane_name, pool_of};
 use crate::machine::Machine;
 use crate::message::Key;
 use crate::plan::Keyless;
-use crate::source::Room;
+use crate::source::{Lanes, PoolCodes, Room};
 
 const MAKE_SIDE: &str =
     "CREATE TEMP TABLE side (lane INTEGER, first INTEGER, last INTEGER, count INTEGER,
@@ -74,20 +74,21 @@ impl Reader {
     pub(super) fn claim(
         &mut self,
         queue: &Queue,
-        room: Room,
+        room: &Room,
         machine: &dyn Machine,
     ) -> Result<Claimed, rusqlite::Error> {
         let keyless = queue.keyless();
+        let codes = queue.codes();
         queue.shelf().claim_begins();
-        if queue.shelf().keyless() != keyless {
-            self.start_over(queue, keyless, machine.now())?;
+        if queue.shelf().is_outdated(keyless, &codes) {
+            self.start_over(queue, keyless, codes.clone(), machine.now())?;
         }
         let claimed = self.try_claim(queue, room, machine);
         if claimed.is_err() {
             if !self.connection.is_autocommit() {
                 self.run("ROLLBACK")?;
             }
-            self.start_over(queue, keyless, machine.now())?;
+            self.start_over(queue, keyless, codes, machine.now())?;
         }
         claimed
     }
@@ -116,9 +117,10 @@ impl Reader {
         &mut self,
         queue: &Queue,
         keyless: Keyless,
+        codes: Option<Arc<PoolCodes>>,
         now: Instant,
     ) -> Result<(), rusqlite::Error> {
-        queue.shelf().rebuild(keyless, now);
+        queue.shelf().rebuild(keyless, codes, now);
         self.connection.execute("DELETE FROM temp.side", [])?;
         Ok(())
     }
@@ -126,16 +128,25 @@ impl Reader {
     fn try_claim(
         &mut self,
         queue: &Queue,
-        room: Room,
+        room: &Room,
         machine: &dyn Machine,
     ) -> Result<Claimed, rusqlite::Error> {
         let mut claimed = Claimed::default();
         let mut scanned = 0;
+        let lanes = queue.lanes();
+        let capacity = |name: &[u8]| {
+            let most = |lanes: &Arc<dyn Lanes>| {
+                let (pool, key) = (pool_of(name), key_of(name));
+                lanes.capacity(pool.unwrap_or_default(), key.as_ref()) as u64
+            };
+            lanes.as_ref().map_or(u64::MAX, most)
+        };
         // The newest row that what we see is known to have.
         let mut seen = 0;
         loop {
             let now = machine.now();
-            let step = queue.shelf().step(room.messages.max(1), scanned, now);
+            let messages = room.messages.max(1);
+            let step = queue.shelf().step(messages, scanned, now, capacity);
             match step {
                 Step::Scan { after, newest } => {
                     if seen < newest {
@@ -177,8 +188,11 @@ impl Reader {
         machine: &dyn Machine,
         poisoned: &mut Vec<u64>,
     ) -> Result<usize, rusqlite::Error> {
-        let limit = queue.shelf().limits().chunk;
-        let rows = read_chunk(&self.connection, &queue.sql, after, limit)?;
+        let (limit, codes) = {
+            let shelf = queue.shelf();
+            (shelf.limits().chunk, shelf.codes())
+        };
+        let rows = read_chunk(&self.connection, &queue.sql, after, limit, codes.as_deref())?;
         let now = machine.now();
         let read = rows.ends.len();
         let overflow = {
@@ -290,6 +304,7 @@ fn read_chunk(
     sql: &Statements,
     after: u64,
     limit: usize,
+    codes: Option<&PoolCodes>,
 ) -> Result<Chunk, rusqlite::Error> {
     let mut chunk = Chunk::default();
     let mut name = Vec::new();
@@ -297,7 +312,7 @@ fn read_chunk(
     let mut rows = scan.query((after as i64, limit as i64))?;
     while let Some(row) = rows.next()? {
         let seq: i64 = row.get(0)?;
-        match read_lane(row, &mut name) {
+        match read_lane(row, codes, &mut name) {
             Some(delay) => {
                 chunk.names.extend_from_slice(&name);
                 chunk
@@ -311,8 +326,16 @@ fn read_chunk(
 }
 
 /// The row's lane and its delay, or `None` when a column has a type it must not have.
-fn read_lane(row: &Row<'_>, name: &mut Vec<u8>) -> Option<Option<Delay>> {
-    let pool = row.get_ref(1).ok()?.as_str_or_null().ok()?;
+fn read_lane(
+    row: &Row<'_>,
+    codes: Option<&PoolCodes>,
+    name: &mut Vec<u8>,
+) -> Option<Option<Delay>> {
+    let code = row.get_ref(1).ok()?.as_str_or_null().ok()?;
+    let pool = match codes {
+        Some(codes) => Some(&**codes.pool(code)),
+        None => code,
+    };
     let key = row.get_ref(2).ok()?.as_blob_or_null().ok()?;
     let until = row.get_ref(3).ok()?.as_i64_or_null().ok()?;
     let whole = row.get_ref(4).ok()?.as_i64_or_null().ok()?;
@@ -327,7 +350,7 @@ fn fetch(
     connection: &Connection,
     sql: &Statements,
     picks: Vec<Pick>,
-    room: Room,
+    room: &Room,
     claimed: &mut Claimed,
 ) -> Result<Vec<Taken>, rusqlite::Error> {
     let mut statement = connection.prepare_cached(&sql.fetch)?;

@@ -16,7 +16,7 @@
 //! let mut source = db.source("orders", "orders", Keyless::Serial).await?;
 //! db.publish("orders", vec![NewMessage::new("1", Some("customer-7".into()), "{}")], false).await?;
 //!
-//! let received = source.receive(Room { messages: 10, bytes: 1 << 20 }).await?;
+//! let received = source.receive(Room::new(10, 1 << 20)).await?;
 //! let receipts = received.iter().map(|message| message.receipt).collect();
 //! source.settler().ack(receipts).await;
 //! db.close().await;

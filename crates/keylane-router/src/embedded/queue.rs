@@ -10,6 +10,7 @@ use super::acks;
 use super::claim::Reader;
 use super::shelf::{Limits, Shelf};
 use crate::plan::Keyless;
+use crate::source::{Lanes, PoolCodes};
 
 /// The statements of one queue's table. All of them find rows by rowid.
 #[derive(Debug)]
@@ -42,7 +43,6 @@ impl Statements {
 }
 
 /// One named queue.
-#[derive(Debug)]
 pub(super) struct Queue {
     pub(super) name: Arc<str>,
     pub(super) n: i64,
@@ -52,6 +52,8 @@ pub(super) struct Queue {
     pub(super) reader: Mutex<Option<Reader>>,
     /// Whether keyless messages are to run in parallel; the next claim makes it so.
     parallel: AtomicBool,
+    /// Which lanes its messages belong to: as the reader says that began last.
+    lanes: Mutex<Option<Arc<dyn Lanes>>>,
     /// Rows in the table that are not acked: exact at open, then by what commits added, deleted and
     /// acked. Signed, for an ack can overtake the count of its own publish.
     depth: AtomicI64,
@@ -86,6 +88,7 @@ impl Queue {
             shelf: Mutex::new(Shelf::new(newest, limits)),
             reader: Mutex::new(None),
             parallel: AtomicBool::new(false),
+            lanes: Mutex::new(None),
             depth: AtomicI64::new(depth),
             readers: AtomicUsize::new(0),
             wake: watch::Sender::new(0),
@@ -111,6 +114,20 @@ impl Queue {
         self.wake();
     }
 
+    pub(super) fn lanes(&self) -> Option<Arc<dyn Lanes>> {
+        self.lanes.lock().expect("no panic while locked").clone()
+    }
+
+    /// What pool codes mean now.
+    pub(super) fn codes(&self) -> Option<Arc<PoolCodes>> {
+        self.lanes().map(|lanes| lanes.codes())
+    }
+
+    /// From the next claim on.
+    pub(super) fn set_lanes(&self, lanes: Arc<dyn Lanes>) {
+        *self.lanes.lock().expect("no panic while locked") = Some(lanes);
+    }
+
     pub(super) fn depth(&self) -> u64 {
         self.depth.load(Ordering::Relaxed).max(0) as u64
     }
@@ -126,6 +143,12 @@ impl Queue {
 
     pub(super) fn events(&self) -> watch::Receiver<u64> {
         self.wake.subscribe()
+    }
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Queue({})", self.name)
     }
 }
 

@@ -7,16 +7,22 @@
 //! * What waits of a lane is handed out by sequence.
 //! * While anything of a lane is out, nothing else of it is handed out. What is being acked is not
 //!   out any more if nobody else reads the queue: acks of one reader become durable in order.
+//! * No more of a lane is handed out at once than its capacity.
 //! * A lane waits as a whole: for its first message's delay, and for the delay of a return.
 //! * Keyless messages are one lane, or with [`Keyless::Parallel`] each stands for itself.
 //!
 //! A lane remembers what waits as *runs*: stretches of the queue without another lane's message in
 //! between. A million messages of one key in a row are one run. A lane with many runs keeps the
 //! first of them here and the others in a side index (see `claim`).
+//!
+//! A lane is one key in one pool, named by the pool that a message's code means. When that changes,
+//! what waits is read again and gets its new lane. What is out then may belong to any lane of its
+//! key from now on, so it locks all of them until it is settled; a delay holds all of them too.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use std::hash::BuildHasher;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use foldhash::quality::RandomState;
@@ -25,7 +31,7 @@ use hashbrown::HashTable;
 use crate::map::Map;
 use crate::message::Key;
 use crate::plan::Keyless;
-use crate::source::SettleError;
+use crate::source::{PoolCodes, SettleError};
 
 /// With fewer lanes than this ready, the cursor looks further ahead for others.
 const LANES_AHEAD: usize = 8;
@@ -128,6 +134,8 @@ enum Place {
 struct Lane {
     name: Box<[u8]>,
     parallel: bool,
+    /// Its name is no longer used: it has what was out when pool codes changed their meaning.
+    renamed: bool,
     /// Something waits behind what is out; counted in [`Shelf::blocked`].
     blocked: bool,
     place: Place,
@@ -271,6 +279,23 @@ impl Lane {
     }
 }
 
+/// A key of which something was out, or held, when its lane got another name.
+#[derive(Debug, Default)]
+struct Renamed {
+    /// Messages under old names that lock the key.
+    out: u32,
+    /// Until when lanes of the key wait.
+    hold: Option<Instant>,
+    /// Lanes of the key that wait for those messages.
+    waits: Vec<LaneId>,
+}
+
+impl Renamed {
+    fn is_over(&self, now: Instant) -> bool {
+        self.out == 0 && self.hold.is_none_or(|until| until <= now)
+    }
+}
+
 fn name_of(lanes: &[Option<Lane>], id: LaneId) -> &[u8] {
     &lanes[id as usize].as_ref().expect("a live lane").name
 }
@@ -342,6 +367,12 @@ pub(super) struct Taken {
 pub(super) struct Shelf {
     limits: Limits,
     keyless: Keyless,
+    /// What pool codes mean; `None` while each is a pool of its own.
+    codes: Option<Arc<PoolCodes>>,
+    /// By key. Empty, but for a while after a change of the codes.
+    renamed: Map<Box<[u8]>, Renamed>,
+    /// Something of a renamed lane went back: its row is to be read again.
+    stale: bool,
     /// Every row up to here is known.
     cursor: u64,
     /// The newest row that was committed.
@@ -363,6 +394,8 @@ pub(super) struct Shelf {
     /// Lanes with something waiting behind what is out.
     blocked: usize,
     dues: BinaryHeap<Reverse<(Instant, Due)>>,
+    /// Messages of parallel lanes that wait for their own delay, and are to be read again.
+    delayed: Map<u64, Instant>,
     out: Map<u64, Out>,
     /// Acked, and their rows are still in the table.
     acked: BTreeSet<u64>,
@@ -383,6 +416,9 @@ impl Shelf {
         Self {
             limits,
             keyless: Keyless::Serial,
+            codes: None,
+            renamed: Map::default(),
+            stale: false,
             cursor: 0,
             newest,
             handed_out: 0,
@@ -396,6 +432,7 @@ impl Shelf {
             ready_messages: 0,
             blocked: 0,
             dues: BinaryHeap::new(),
+            delayed: Map::default(),
             out: Map::default(),
             acked: BTreeSet::new(),
             purged: BTreeSet::new(),
@@ -425,15 +462,20 @@ impl Shelf {
         self.newest = self.newest.max(seq);
     }
 
-    /// How keyless messages run; a change makes the caller read the queue anew.
-    pub(super) fn keyless(&self) -> Keyless {
-        self.keyless
+    /// What pool codes mean to it.
+    pub(super) fn codes(&self) -> Option<Arc<PoolCodes>> {
+        self.codes.clone()
+    }
+
+    /// Whether the queue is to be read anew before a claim under these rules.
+    pub(super) fn is_outdated(&self, keyless: Keyless, codes: &Option<Arc<PoolCodes>>) -> bool {
+        self.stale || self.keyless != keyless || !is_same(&self.codes, codes)
     }
 
     /// Whether a claim would find something to do.
     pub(super) fn may_claim(&mut self, now: Instant) -> bool {
         self.tick(now);
-        !self.ready.is_empty() || (!self.at_end() && !self.rests(now))
+        self.stale || !self.ready.is_empty() || (!self.at_end() && !self.rests(now))
     }
 
     /// When the next held lane is due, or the cursor's rest is over.
@@ -445,14 +487,30 @@ impl Shelf {
 
     /// Forgets what waits, so that the cursor reads it again; what is out stays out and keeps its
     /// lane locked, holds stay. The side index must be emptied with it.
-    pub(super) fn rebuild(&mut self, keyless: Keyless, now: Instant) {
+    pub(super) fn rebuild(
+        &mut self,
+        keyless: Keyless,
+        codes: Option<Arc<PoolCodes>>,
+        now: Instant,
+    ) {
+        let renames = !is_same(&self.codes, &codes);
         self.keyless = keyless;
+        self.codes = codes;
+        self.stale = false;
+        self.renamed.retain(|_, key| !key.is_over(now));
+        for key in self.renamed.values_mut() {
+            key.waits.clear();
+        }
         self.cursor = 0;
         self.tail = None;
         self.ready.clear();
         self.ready_messages = 0;
         self.blocked = 0;
-        self.dues.clear();
+        for Reverse((due, what)) in self.dues.drain() {
+            if let Due::Message(_, seq) = what {
+                self.delayed.insert(seq, due);
+            }
+        }
         self.overflow.clear();
         self.runs = 0;
         for id in 0..self.lanes.len() as LaneId {
@@ -470,6 +528,10 @@ impl Shelf {
             lane.later = 0;
             lane.blocked = false;
             lane.tidy(now);
+            if renames && !lane.parallel && !lane.renamed {
+                self.rename(id);
+            }
+            let lane = self.lane(id);
             // A held lane keeps its entry though it is empty for now: its hold must meet it again.
             if lane.out == 0 && lane.ending == 0 && lane.hold().is_none() {
                 self.remove(id);
@@ -477,8 +539,71 @@ impl Shelf {
         }
     }
 
-    /// What a claim has to do next; `scanned` is how many rows it has read so far.
-    pub(super) fn step(&mut self, room: usize, scanned: usize, now: Instant) -> Step {
+    /// What is out of this lane, and its hold, are the whole key's from now on.
+    fn rename(&mut self, id: LaneId) {
+        self.forget_name(id);
+        let lane = self.lanes[id as usize].as_mut().expect("a live lane");
+        lane.renamed = true;
+        let hold = lane.rare.take().and_then(|rare| rare.hold);
+        if lane.out > 0 || hold.is_some() {
+            let key = self.renamed.entry(key_part(&lane.name).into()).or_default();
+            key.out += lane.out;
+            key.hold = key.hold.max(hold);
+        }
+    }
+
+    /// One message less of this renamed lane locks its key.
+    fn unlock_renamed(&mut self, id: LaneId, now: Instant) {
+        let name: Box<[u8]> = key_part(&self.lane(id).name).into();
+        let Some(key) = self.renamed.get_mut(&name) else {
+            return;
+        };
+        key.out -= 1;
+        if key.out > 0 {
+            return;
+        }
+        let hold = key.hold;
+        let waits = std::mem::take(&mut key.waits);
+        if key.is_over(now) {
+            self.renamed.remove(&name);
+        }
+        for id in waits {
+            let lane = self.lanes[id as usize].as_mut();
+            if let Some(lane) = lane.filter(|lane| key_part(&lane.name) == &*name) {
+                if hold.is_some() {
+                    let rare = lane.rare();
+                    rare.hold = rare.hold.max(hold);
+                }
+                self.replace(id, now);
+            }
+        }
+    }
+
+    /// Whether something of its key is out under another name; the lane is told when it is not.
+    fn waits_for_renamed(&mut self, id: LaneId) -> bool {
+        if self.renamed.is_empty() {
+            return false;
+        }
+        let lane = self.lanes[id as usize].as_ref().expect("a live lane");
+        let key = self.renamed.get_mut(key_part(&lane.name));
+        let Some(key) = key.filter(|key| key.out > 0) else {
+            return false;
+        };
+        if !key.waits.contains(&id) {
+            key.waits.push(id);
+        }
+        true
+    }
+
+    /// What a claim has to do next; `scanned` is how many rows it has read so far, `capacity` says
+    /// how many messages of a lane may be out, by its name.
+    pub(super) fn step(
+        &mut self,
+        room: usize,
+        scanned: usize,
+        now: Instant,
+        capacity: impl Fn(&[u8]) -> u64,
+    ) -> Step {
         self.tick(now);
         if self.wants_scan(room, scanned, now) {
             self.resting = (!self.in_hurry()).then(|| now + REST);
@@ -491,7 +616,7 @@ impl Shelf {
         if self.ready.is_empty() {
             return Step::Wait;
         }
-        let shares = self.shares(room as u64);
+        let shares = self.shares(room as u64, capacity);
         let mut refills = Vec::new();
         let mut picks = Vec::new();
         for (id, share) in shares {
@@ -552,8 +677,9 @@ impl Shelf {
     /// Takes lanes from the ready ones, as many as the room allows, and divides the room evenly;
     /// what one lane does not need goes to the others. While the cursor has not seen everything
     /// no lane gets more than half: there may be others. And none gets more than its part of all
-    /// that may be out: lanes that are locked now would find no room when their turn comes.
-    fn shares(&mut self, room: u64) -> Vec<(LaneId, u64)> {
+    /// that may be out: lanes that are locked now would find no room when their turn comes. Nor
+    /// does it get more than its capacity: nothing of it is out when it is ready.
+    fn shares(&mut self, room: u64, capacity: impl Fn(&[u8]) -> u64) -> Vec<(LaneId, u64)> {
         let most = if self.at_end() {
             room
         } else {
@@ -562,25 +688,28 @@ impl Shelf {
         let most = most.min(self.part(room));
         let lanes = self.ready.len().min(room as usize);
         let mut shares: Vec<(LaneId, u64)> = Vec::with_capacity(lanes);
+        let mut limits: Vec<u64> = Vec::with_capacity(lanes);
         for _ in 0..lanes {
             let id = self.ready.pop_front().expect("counted");
-            self.ready_messages -= self.lane(id).waiting;
+            let lane = self.lanes[id as usize].as_ref().expect("a live lane");
+            self.ready_messages -= lane.waiting;
+            let limit = match lane.parallel {
+                true => most,
+                false => most.min(capacity(&lane.name).max(1)),
+            };
             shares.push((id, 0));
+            limits.push(lane.waiting.min(limit));
         }
         let mut left = room;
         let mut hungry: Vec<usize> = (0..lanes).collect();
         while left > 0 && !hungry.is_empty() {
             let part = (left / hungry.len() as u64).max(1);
             hungry.retain(|&at| {
-                let (id, share) = &mut shares[at];
-                let waiting = self.lanes[*id as usize]
-                    .as_ref()
-                    .map_or(0, |lane| lane.waiting);
-                let limit = waiting.min(most);
-                let more = part.min(left).min(limit - *share);
+                let (_, share) = &mut shares[at];
+                let more = part.min(left).min(limits[at] - *share);
                 *share += more;
                 left -= more;
-                *share < limit
+                *share < limits[at]
             });
         }
         shares
@@ -629,6 +758,10 @@ impl Shelf {
             return;
         }
         let id = self.lane_named(name);
+        let due = match self.delayed.is_empty() {
+            true => due,
+            false => due.max(self.delayed.remove(&seq)).filter(|due| *due > now),
+        };
         if let Some(due) = due
             && self.lane(id).parallel
         {
@@ -793,6 +926,9 @@ impl Shelf {
             let lane = self.lane_mut(id);
             lane.out -= 1;
             lane.ending += 1;
+            if lane.renamed {
+                self.unlock_renamed(id, now);
+            }
             self.replace(id, now);
         }
         Ok(true)
@@ -860,6 +996,10 @@ impl Shelf {
         self.out.remove(&seq);
         let lane = self.lane_mut(id);
         lane.ended(locks);
+        if lane.renamed {
+            self.give_back_renamed(id, (!gone).then_some(hold), locks, now);
+            return Ok(());
+        }
         match hold {
             // A store has it: it does not come again.
             _ if gone => {}
@@ -875,6 +1015,27 @@ impl Shelf {
         }
         self.replace(id, now);
         Ok(())
+    }
+
+    /// A message of a renamed lane comes again, unless a store has it. Its row says which lane it is
+    /// in now, so all that waits is read again.
+    fn give_back_renamed(
+        &mut self,
+        id: LaneId,
+        again: Option<Option<Instant>>,
+        locks: bool,
+        now: Instant,
+    ) {
+        if let Some(hold) = again {
+            self.stale = true;
+            let key = key_part(&self.lane(id).name).into();
+            let key: &mut Renamed = self.renamed.entry(key).or_default();
+            key.hold = key.hold.max(hold);
+        }
+        if locks {
+            self.unlock_renamed(id, now);
+        }
+        self.replace(id, now);
     }
 
     /// Whether the loan still stands.
@@ -902,7 +1063,11 @@ impl Shelf {
 
     fn settle(&mut self, seq: u64, now: Instant) {
         if let Some(out) = self.out.remove(&seq) {
-            self.lane_mut(out.lane).ended(out.locks);
+            let lane = self.lane_mut(out.lane);
+            lane.ended(out.locks);
+            if lane.renamed && out.locks {
+                self.unlock_renamed(out.lane, now);
+            }
             self.replace(out.lane, now);
         }
     }
@@ -955,7 +1120,9 @@ impl Shelf {
         }
         lane.place = Place::Aside;
         lane.tidy(now);
-        let locked = lane.out > 0 && !lane.parallel;
+        let (parallel, out) = (lane.parallel, lane.out > 0);
+        let locked = !parallel && (out || self.waits_for_renamed(id));
+        let lane = self.lane_mut(id);
         let blocked = locked && lane.waiting > 0;
         let was = std::mem::replace(&mut lane.blocked, blocked);
         self.blocked = self.blocked + usize::from(blocked) - usize::from(was);
@@ -999,6 +1166,7 @@ impl Shelf {
         let lane = Lane {
             parallel: self.keyless == Keyless::Parallel && key_of(name).is_none(),
             name: name.into(),
+            renamed: false,
             blocked: false,
             place: Place::Aside,
             runs: Runs::default(),
@@ -1006,7 +1174,7 @@ impl Shelf {
             ending: 0,
             later: 0,
             waiting: 0,
-            rare: None,
+            rare: self.hold_of_key(name),
         };
         let id = match self.free.pop() {
             Some(id) => {
@@ -1028,12 +1196,27 @@ impl Shelf {
         id
     }
 
+    /// What a new lane of this key begins with.
+    fn hold_of_key(&self, name: &[u8]) -> Option<Box<Rare>> {
+        let key = self.renamed.get(key_part(name))?;
+        let hold = Some(key.hold?);
+        Some(Box::new(Rare {
+            hold,
+            ..Rare::default()
+        }))
+    }
+
+    fn forget_name(&mut self, id: LaneId) {
+        let hash = self.hasher.hash_one(name_of(&self.lanes, id));
+        if let Ok(named) = self.names.find_entry(hash, |other| *other == id) {
+            named.remove();
+        }
+    }
+
     fn remove(&mut self, id: LaneId) {
-        if let Some(lane) = self.lanes[id as usize].take() {
-            let hash = self.hasher.hash_one(&*lane.name);
-            if let Ok(named) = self.names.find_entry(hash, |other| *other == id) {
-                named.remove();
-            }
+        if self.lanes[id as usize].is_some() {
+            self.forget_name(id);
+            self.lanes[id as usize] = None;
             self.free.push(id);
             self.tail = self.tail.filter(|(lane, _)| *lane != id);
         }
@@ -1060,18 +1243,46 @@ pub(super) fn lane_name(into: &mut Vec<u8>, pool: Option<&str>, key: Option<&[u8
     }
 }
 
-/// The key in a lane's name.
-fn key_of(name: &[u8]) -> Option<Key> {
+/// The pool in a lane's name, and what is behind it.
+fn split_name(name: &[u8]) -> Option<(Option<&str>, &[u8])> {
     let (length, rest) = name.split_first_chunk::<4>()?;
-    let pool = u32::from_le_bytes(*length).saturating_sub(1) as usize;
-    rest.get(pool..)?
-        .split_first()
-        .map(|(_, key)| Key::new(key))
+    let length = u32::from_le_bytes(*length);
+    let (pool, key) = rest.split_at_checked(length.saturating_sub(1) as usize)?;
+    let pool = std::str::from_utf8(pool).ok()?;
+    Some(((length > 0).then_some(pool), key))
+}
+
+/// What a lane's name has behind the pool: the same for all lanes of a key, whatever their pool.
+fn key_part(name: &[u8]) -> &[u8] {
+    split_name(name).map_or(name, |(_, key)| key)
+}
+
+/// The pool in a lane's name.
+pub(super) fn pool_of(name: &[u8]) -> Option<&str> {
+    split_name(name)?.0
+}
+
+/// The key in a lane's name.
+pub(super) fn key_of(name: &[u8]) -> Option<Key> {
+    let (_, key) = key_part(name).split_first()?;
+    Some(Key::new(key))
+}
+
+fn is_same(codes: &Option<Arc<PoolCodes>>, other: &Option<Arc<PoolCodes>>) -> bool {
+    match (codes, other) {
+        (Some(codes), Some(other)) => Arc::ptr_eq(codes, other),
+        (None, None) => true,
+        _ => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn any(_: &[u8]) -> u64 {
+        u64::MAX
+    }
 
     fn name(key: &str) -> Vec<u8> {
         let mut name = Vec::new();
@@ -1086,7 +1297,7 @@ mod tests {
         read: bool,
         now: Instant,
     ) -> Vec<(String, u64)> {
-        let Step::Take(picks) = shelf.step(10, 0, now) else {
+        let Step::Take(picks) = shelf.step(10, 0, now, any) else {
             panic!("nothing to take");
         };
         let mut got = Vec::new();
@@ -1148,7 +1359,7 @@ mod tests {
             claim(&mut shelf, &rows, true, now);
             shelf.published(2);
             shelf.arrived(2, &name("a"), None, now);
-            assert!(matches!(shelf.step(10, 0, now), Step::Wait));
+            assert!(matches!(shelf.step(10, 0, now, any), Step::Wait));
 
             assert_eq!(shelf.acking(1, 1, alone, now), Ok(true));
 
@@ -1182,7 +1393,7 @@ mod tests {
         for (seq, key) in first {
             shelf.arrived(*seq, &name(key), None, now);
         }
-        let Step::Take(picks) = shelf.step(LANES_BLOCKED, usize::MAX, now) else {
+        let Step::Take(picks) = shelf.step(LANES_BLOCKED, usize::MAX, now, any) else {
             panic!("nothing to take");
         };
         let taken = picks.into_iter().map(|pick| Taken {
@@ -1198,8 +1409,8 @@ mod tests {
 
         // One chunk, then a rest of which the reader is told.
         assert!(shelf.may_claim(now));
-        assert!(matches!(shelf.step(10, 0, now), Step::Scan { .. }));
-        assert!(matches!(shelf.step(10, 1024, now), Step::Wait));
+        assert!(matches!(shelf.step(10, 0, now, any), Step::Scan { .. }));
+        assert!(matches!(shelf.step(10, 1024, now, any), Step::Wait));
         assert!(!shelf.may_claim(now));
         assert_eq!(shelf.next_due(), Some(now + REST));
         assert!(shelf.may_claim(now + REST));
@@ -1209,7 +1420,7 @@ mod tests {
         shelf.published(10_001);
         // What is left in one go is read at once.
         shelf.seen_all(10_000);
-        assert!(matches!(shelf.step(10, 0, now), Step::Scan { .. }));
+        assert!(matches!(shelf.step(10, 0, now, any), Step::Scan { .. }));
     }
 
     #[test]
@@ -1223,7 +1434,7 @@ mod tests {
             shelf.arrived(*seq, &name(key), None, now);
         }
         // Room for eight: two of each of the four.
-        let Step::Take(picks) = shelf.step(8, 0, now) else {
+        let Step::Take(picks) = shelf.step(8, 0, now, any) else {
             panic!("nothing to take");
         };
         assert!(picks.iter().all(|pick| pick.take == 2), "{picks:?}");
@@ -1236,7 +1447,7 @@ mod tests {
         shelf.claimed(taken.collect(), now);
         // One lane is settled and could have all the room; the others will want theirs.
         shelf.acked(&[1, 5], now);
-        let Step::Take(picks) = shelf.step(8, 0, now) else {
+        let Step::Take(picks) = shelf.step(8, 0, now, any) else {
             panic!("nothing to take");
         };
         let takes: Vec<u64> = picks.iter().map(|pick| pick.take).collect();

@@ -65,6 +65,8 @@ pub struct EmbeddedSource {
     events: watch::Receiver<u64>,
     /// The last claim failed.
     failed: bool,
+    /// The queue goes by the lanes of whoever reads this.
+    told: bool,
 }
 
 impl EmbeddedSource {
@@ -76,6 +78,7 @@ impl EmbeddedSource {
             queue,
             shared,
             failed: false,
+            told: false,
         }
     }
 
@@ -88,7 +91,7 @@ impl EmbeddedSource {
                 Some(reader) => reader,
                 empty => empty.insert(Reader::open(&shared.file, shared.epoch)?),
             };
-            let claimed = reader.claim(&queue, room, &*shared.machine)?;
+            let claimed = reader.claim(&queue, &room, &*shared.machine)?;
             Ok(Claim {
                 queue: queue.clone(),
                 shared: shared.clone(),
@@ -120,9 +123,10 @@ impl EmbeddedSource {
             // Before the look at the shelf: what happens after it counts as a change.
             self.events.borrow_and_update();
             let now = self.shared.machine.now();
+            let (keyless, codes) = (self.queue.keyless(), self.queue.codes());
             let due = {
                 let mut shelf = self.queue.shelf();
-                if shelf.may_claim(now) || shelf.keyless() != self.queue.keyless() {
+                if shelf.may_claim(now) || shelf.is_outdated(keyless, &codes) {
                     return;
                 }
                 shelf.next_due()
@@ -192,12 +196,17 @@ impl Source for EmbeddedSource {
     }
 
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {
+        if let Some(lanes) = room.lanes.clone()
+            && !std::mem::replace(&mut self.told, true)
+        {
+            self.queue.set_lanes(lanes);
+        }
         loop {
             let failed = self.failed;
             if !failed {
                 self.wait().await;
             }
-            let claim = self.claim(room).await;
+            let claim = self.claim(room.clone()).await;
             self.failed = claim.is_err();
             let mut claim = claim?;
             self.bury(&claim.claimed.poisoned);

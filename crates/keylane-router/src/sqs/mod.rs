@@ -169,7 +169,7 @@ impl SqsSource {
     }
 
     /// The next messages that are still ours for long enough, if there are any.
-    fn hand_out(&mut self, room: Room) -> Option<Vec<Received<Receipt>>> {
+    fn hand_out(&mut self, room: &Room) -> Option<Vec<Received<Receipt>>> {
         while let Some(mut batch) = self.ready.pop_front() {
             if !batch.lent.is_fresh() {
                 self.give_back(batch.messages);
@@ -207,7 +207,7 @@ impl SqsSource {
     }
 
     /// Takes what there is room for; one in any case.
-    fn take(&self, batch: &mut Batch, room: Room) -> Vec<Received<Receipt>> {
+    fn take(&self, batch: &mut Batch, room: &Room) -> Vec<Received<Receipt>> {
         let mut received = Vec::new();
         let mut bytes = 0;
         while let Some(message) = batch.messages.front() {
@@ -302,7 +302,7 @@ impl Source for SqsSource {
         loop {
             // No await from here on to the return: what a poll brought stays here until it is
             // handed out.
-            if let Some(received) = self.hand_out(room) {
+            if let Some(received) = self.hand_out(&room) {
                 return Ok(received);
             }
             self.polls.start(room.messages);

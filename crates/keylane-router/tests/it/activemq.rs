@@ -16,10 +16,7 @@ use crate::conformance::activemq::{Client, Outgoing, Proxy, Server};
 const BOTH: [Server; 2] = [Server::Classic, Server::Artemis];
 const LONG: Duration = Duration::from_secs(30);
 
-const ROOM: Room = Room {
-    messages: 1000,
-    bytes: 1 << 20,
-};
+const ROOM: Room = Room::new(1000, 1 << 20);
 
 /// A queue of one of the servers, with nothing in it.
 struct Place {

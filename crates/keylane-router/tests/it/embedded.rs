@@ -91,10 +91,7 @@ fn receipts(received: &[Received<Receipt>]) -> Vec<Receipt> {
 }
 
 async fn receive(source: &mut EmbeddedSource, messages: usize) -> Vec<Received<Receipt>> {
-    let room = Room {
-        messages,
-        bytes: 1 << 20,
-    };
+    let room = Room::new(messages, 1 << 20);
     source.receive(room).await.expect("receives")
 }
 

@@ -163,10 +163,7 @@ async fn refused(options: Options, instances: Instances) -> String {
         ..SourcePlan::custom()
     };
     let mut source = RabbitmqSource::new("s", options, &plan).expect("they fit");
-    let room = Room {
-        messages: 10,
-        bytes: 1 << 20,
-    };
+    let room = Room::new(10, 1 << 20);
     let received = tokio::time::timeout(Duration::from_secs(30), source.receive(room)).await;
     match received.expect("it answers") {
         Ok(batch) => panic!("{} messages were received", batch.len()),

@@ -131,10 +131,7 @@ impl Stand {
 }
 
 fn room(messages: usize) -> Room {
-    Room {
-        messages,
-        bytes: 1 << 20,
-    }
+    Room::new(messages, 1 << 20)
 }
 
 /// Receives until there are so many.
@@ -371,10 +368,7 @@ async fn what_lay_here_for_too_long_goes_back_and_comes_again() {
     options.visibility_timeout = Duration::from_secs(8);
     let mut source = SqsSource::new("s", options).unwrap();
     // Nothing fits but one: the rest lies in the source.
-    let one = Room {
-        messages: 5,
-        bytes: 1,
-    };
+    let one = Room::new(5, 1);
     let first = source.receive(one).await.unwrap();
     assert_eq!(bodies(&first), ["0"]);
     // The loan's own time: nobody can make it shorter.
@@ -563,10 +557,7 @@ async fn what_there_is_no_room_for_goes_back_with_its_group() {
     let stand = stand!(".fifo", { "FifoQueue": "true" });
     stand.send(&["a", "a", "a", "a", "b"]).await;
     let mut source = stand.source();
-    let little = Room {
-        messages: 10,
-        bytes: 2,
-    };
+    let little = Room::new(10, 2);
     let first = source.receive(little).await.expect("SQS is there");
     assert_eq!(bodies(&first), ["0", "1"]);
     let second = source.receive(room(10)).await.expect("SQS is there");

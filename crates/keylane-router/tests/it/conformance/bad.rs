@@ -333,7 +333,7 @@ impl Broker {
     }
 
     /// Hands out what is due, or says when to ask again.
-    fn hand_out(&self, connection: u64, room: Room) -> Result<Vec<(u64, u64)>, Option<Instant>> {
+    fn hand_out(&self, connection: u64, room: &Room) -> Result<Vec<(u64, u64)>, Option<Instant>> {
         let now = Instant::now();
         let mut state = self.lock();
         state.take_back(|loan| loan.until.is_some_and(|until| until <= now));
@@ -552,7 +552,7 @@ impl Source for BadSource {
         loop {
             changed.mark_unchanged();
             let connection = self.connection()?;
-            let again = match self.broker.hand_out(connection, room) {
+            let again = match self.broker.hand_out(connection, &room) {
                 Ok(handed) => return Ok(self.received(&handed)),
                 Err(again) => again,
             };

@@ -261,11 +261,11 @@ async fn a_file_that_can_be_read_again_says_so_before_there_is_a_message() {
         bed.folder.path().join("away.db"),
     );
     std::fs::rename(&file, &away).expect("renames");
-    let room = Room {
-        messages: 1,
-        bytes: 1 << 20,
-    };
-    let failed = source.receive(room).await.expect_err("cannot be opened");
+    let room = Room::new(1, 1 << 20);
+    let failed = source
+        .receive(room.clone())
+        .await
+        .expect_err("cannot be opened");
     assert!(failed.to_string().contains("keylane.db"), "{failed}");
     std::fs::rename(&away, &file).expect("renames");
     // Somebody else takes what there is.

@@ -1,13 +1,16 @@
-//! Random histories of publish, receive, settle and restart against a naive model: a list per lane.
+//! Random histories of publish, receive, settle, restart and of pool codes that change their meaning,
+//! against a naive model: a list of messages.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
 use keylane_router::embedded::{Db, EmbeddedSource, NewMessage, Options, Receipt};
 use keylane_router::message::Key;
 use keylane_router::plan::Keyless;
-use keylane_router::source::{Received, Room, Settler, Source};
+use keylane_router::source::{Lanes, PoolCodes, Received, Room, Settler, Source};
 use keylane_router::store::{DeadLetter, LaneName, Store, Stored};
 use proptest::prelude::*;
 
@@ -15,8 +18,10 @@ use super::clock::TestClock;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Keys (0 is keyless), each with a delay in seconds.
-    Publish(Vec<(u8, u8)>),
+    /// Keys (0 is keyless), each with a delay in seconds and a pool code (0 is none).
+    Publish(Vec<(u8, u8, u8)>),
+    /// Which pools the codes mean from now on, and the capacity of a lane.
+    Remap([u8; 3], u8),
     Receive(u8, u8),
     /// The future is dropped after its first poll.
     ReceiveAndForget(u8),
@@ -36,7 +41,8 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let delay = prop_oneof![4 => Just(0_u8), 1 => 1..20_u8];
     prop_oneof![
-        8 => prop::collection::vec((0..6_u8, delay), 1..12).prop_map(Op::Publish),
+        8 => prop::collection::vec((0..6_u8, delay, 0..4_u8), 1..12).prop_map(Op::Publish),
+        2 => (any::<[u8; 3]>(), 1..6_u8).prop_map(|(pools, most)| Op::Remap(pools.map(|pool| pool % 3), most)),
         8 => (1..12_u8, prop_oneof![3 => Just(255_u8), 1 => 1..30_u8]).prop_map(|(n, bytes)| Op::Receive(n, bytes)),
         2 => (1..12_u8).prop_map(Op::ReceiveAndForget),
         6 => (1..6_u8).prop_map(Op::Ack),
@@ -50,19 +56,44 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Keyless with `parallel` is a lane of its own for each message.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Lane {
-    Key(u8),
+    /// A pool and a key.
+    Key(u8, u8),
     One(u32),
 }
 
-#[derive(Debug, Default)]
-struct LaneModel {
-    /// What is in the queue, oldest first: number and due time.
-    queued: Vec<(u32, Duration)>,
-    /// Those of them that are out.
-    out: Vec<u32>,
-    hold: Duration,
+/// A message that is in the queue.
+#[derive(Debug)]
+struct Message {
+    key: u8,
+    code: u8,
+    due: Duration,
+    /// Under which meaning of the codes it is out, if it is.
+    out: Option<u32>,
+}
+
+/// What the router would say of its lanes.
+struct TestLanes {
+    codes: Mutex<Arc<PoolCodes>>,
+    capacity: AtomicUsize,
+}
+
+impl Lanes for TestLanes {
+    fn codes(&self) -> Arc<PoolCodes> {
+        self.codes.lock().unwrap().clone()
+    }
+
+    fn capacity(&self, pool: &str, _: Option<&Key>) -> usize {
+        assert!(["p0", "p1", "p2"].contains(&pool), "{pool}");
+        self.capacity.load(Ordering::Relaxed)
+    }
+}
+
+fn codes_of(pools: [u8; 3]) -> PoolCodes {
+    let named = (1..4).zip(pools);
+    let named = named.map(|(code, pool)| (format!("c{code}").into(), format!("p{pool}").into()));
+    PoolCodes::new(named, "p0")
 }
 
 /// One run of a history.
@@ -74,8 +105,16 @@ struct World {
     source: Option<EmbeddedSource>,
     keyless: Keyless,
     tiny: bool,
-    lanes: BTreeMap<Lane, LaneModel>,
-    received: Vec<(Lane, u32, Received<Receipt>)>,
+    lanes: Arc<TestLanes>,
+    /// Which pools the codes mean, how often that changed, and whether the queue knows.
+    pools: [u8; 3],
+    meaning: u32,
+    told: bool,
+    queued: BTreeMap<u32, Message>,
+    /// Until when lanes, and whole keys, are held.
+    lane_holds: HashMap<Lane, Duration>,
+    key_holds: HashMap<u8, Duration>,
+    received: Vec<(u32, Received<Receipt>)>,
     next: u32,
     letters: usize,
     seqs: HashSet<u64>,
@@ -92,7 +131,16 @@ impl World {
             source: None,
             keyless,
             tiny,
-            lanes: BTreeMap::new(),
+            lanes: Arc::new(TestLanes {
+                codes: Mutex::new(Arc::new(codes_of([0; 3]))),
+                capacity: AtomicUsize::new(1000),
+            }),
+            pools: [0; 3],
+            meaning: 0,
+            told: true,
+            queued: BTreeMap::new(),
+            lane_holds: HashMap::new(),
+            key_holds: HashMap::new(),
             received: Vec::new(),
             next: 0,
             letters: 0,
@@ -125,6 +173,14 @@ impl World {
     async fn step(&mut self, op: Op) {
         match op {
             Op::Publish(keys) => self.publish(keys).await,
+            Op::Remap(pools, capacity) => {
+                self.lanes
+                    .capacity
+                    .store(capacity.into(), Ordering::Relaxed);
+                *self.lanes.codes.lock().unwrap() = Arc::new(codes_of(pools));
+                self.pools = pools;
+                self.told = false;
+            }
             Op::Receive(room, bytes) => self.receive(room, bytes).await,
             Op::ReceiveAndForget(room) => self.receive_and_forget(room).await,
             Op::Ack(n) => self.ack_oldest(n).await,
@@ -146,102 +202,168 @@ impl World {
         }
     }
 
-    async fn publish(&mut self, keys: Vec<(u8, u8)>) {
+    async fn publish(&mut self, keys: Vec<(u8, u8, u8)>) {
         let mut request = Vec::new();
-        for (key, delay) in keys {
+        for (key, delay, code) in keys {
             let n = self.next;
             self.next += 1;
             let delay = Duration::from_secs(delay.into());
             request.push(NewMessage {
                 delay,
+                pool: (code > 0).then(|| format!("c{code}").into()),
                 ..NewMessage::new(
                     n.to_string(),
                     (key > 0).then(|| Key::new([key])),
                     n.to_string(),
                 )
             });
-            let lane = match (key, self.keyless) {
-                (0, Keyless::Parallel) => Lane::One(n),
-                _ => Lane::Key(key),
-            };
             let due = if delay.is_zero() {
                 Duration::ZERO
             } else {
                 self.now + delay
             };
-            self.lanes.entry(lane).or_default().queued.push((n, due));
+            let message = Message {
+                key,
+                code,
+                due,
+                out: None,
+            };
+            self.queued.insert(n, message);
         }
         let db = self.db.as_ref().expect("open");
         db.publish("q", request, true).await.expect("published");
     }
 
-    fn claimable(&self, lane: &LaneModel) -> bool {
-        let due = |(_, due): &(u32, Duration)| *due <= self.now;
-        lane.out.is_empty() && lane.hold <= self.now && lane.queued.first().is_some_and(due)
+    fn lane(&self, n: u32) -> Lane {
+        let message = &self.queued[&n];
+        match (message.key, self.keyless) {
+            (0, Keyless::Parallel) => Lane::One(n),
+            _ => {
+                let pool = message.code.checked_sub(1);
+                let pool = pool.map_or(0, |code| self.pools[usize::from(code)]);
+                Lane::Key(pool, message.key)
+            }
+        }
+    }
+
+    /// The queue learns of other codes with its next claim. What is out then may be of any lane of
+    /// its key from then on, and so may holds.
+    fn learn(&mut self) {
+        if std::mem::replace(&mut self.told, true) {
+            return;
+        }
+        self.meaning += 1;
+        for (lane, until) in std::mem::take(&mut self.lane_holds) {
+            match lane {
+                Lane::One(_) => drop(self.lane_holds.insert(lane, until)),
+                Lane::Key(_, key) => {
+                    let hold = self.key_holds.entry(key).or_default();
+                    *hold = until.max(*hold);
+                }
+            }
+        }
+    }
+
+    /// The first message of each lane that may be handed out now.
+    fn claimable(&self) -> BTreeMap<Lane, u32> {
+        let mut locked = BTreeSet::new();
+        let mut keys = HashSet::new();
+        let mut first = BTreeMap::new();
+        for (n, message) in &self.queued {
+            let lane = self.lane(*n);
+            match message.out {
+                Some(meaning) if meaning < self.meaning && !matches!(lane, Lane::One(_)) => {
+                    keys.insert(message.key);
+                }
+                Some(_) => drop(locked.insert(lane)),
+                None => drop(first.entry(lane).or_insert(*n)),
+            }
+        }
+        first.retain(|lane, n| {
+            let message = &self.queued[n];
+            let held = self.lane_holds.get(lane).copied().unwrap_or_default();
+            let key_held = match lane {
+                Lane::One(_) => Duration::ZERO,
+                Lane::Key(_, key) => self.key_holds.get(key).copied().unwrap_or_default(),
+            };
+            let free = !locked.contains(lane)
+                && (matches!(lane, Lane::One(_)) || !keys.contains(&message.key));
+            free && held.max(key_held).max(message.due) <= self.now
+        });
+        first
+    }
+
+    fn room(&self, messages: u8, bytes: usize) -> Room {
+        Room {
+            lanes: Some(self.lanes.clone()),
+            ..Room::new(messages.into(), bytes)
+        }
     }
 
     async fn receive(&mut self, room: u8, bytes: u8) {
-        if !self.lanes.values().any(|lane| self.claimable(lane)) {
+        self.learn();
+        if self.claimable().is_empty() {
             return;
         }
-        let room = Room {
-            messages: room.into(),
-            bytes: if bytes == 255 { 1 << 20 } else { bytes.into() },
-        };
-        let received = self.source().receive(room).await.expect("receives");
-        assert!(!received.is_empty() && received.len() <= room.messages);
+        let bytes = if bytes == 255 { 1 << 20 } else { bytes.into() };
+        let asked = self.room(room, bytes);
+        let receiving = tokio::time::timeout(Duration::from_secs(20), self.source().receive(asked));
+        let received = receiving.await.expect("something may be handed out");
+        let received = received.expect("receives");
+        assert!(!received.is_empty() && received.len() <= room.into());
         let body = |message: &Received<Receipt>| message.body.len();
         let longest = received.iter().map(body).max().unwrap_or(0);
-        let bytes: usize = received.iter().map(body).sum();
-        assert!(bytes < room.bytes + longest * received.len().max(1));
+        let sum: usize = received.iter().map(body).sum();
+        assert!(sum < bytes + longest * received.len().max(1));
         self.check(received);
     }
 
-    /// What was received of a lane is what comes first in it, and nothing of it was out.
+    /// What was received of a lane is what comes first in it, no more than its capacity, and nothing
+    /// of it was out.
     fn check(&mut self, received: Vec<Received<Receipt>>) {
         let now = self.now;
         let batch = received[0].batch;
-        let ready: Vec<Lane> = self
-            .lanes
-            .iter()
-            .filter(|(_, lane)| self.claimable(lane))
-            .map(|(name, _)| name.clone())
-            .collect();
+        let ready = self.claimable();
+        let mut counts: BTreeMap<Lane, usize> = BTreeMap::new();
         for message in received {
             assert_eq!(message.batch, batch);
             let n: u32 = String::from_utf8_lossy(&message.body)
                 .parse()
                 .expect("a number");
-            let key = message.key.as_ref().map_or(0, |key| key.as_bytes()[0]);
-            let name = match (key, self.keyless) {
-                (0, Keyless::Parallel) => Lane::One(n),
-                _ => Lane::Key(key),
-            };
+            let lane = self.lane(n);
             assert!(
-                ready.contains(&name),
-                "{name:?} was locked, held or empty: {n}, {:?} at {now:?}",
-                self.lanes.get(&name)
+                ready.contains_key(&lane),
+                "{lane:?} was locked, held or empty: {n}, {:?} at {now:?}",
+                self.queued
             );
-            let lane = self.lanes.get_mut(&name).expect("a lane");
-            let (first, due) = lane.queued[lane.out.len()];
-            assert_eq!(n, first, "{name:?} out of order");
+            let next = self
+                .queued
+                .iter()
+                .find(|(n, message)| message.out.is_none() && self.lane(**n) == lane);
+            let (first, due) = next
+                .map(|(n, message)| (*n, message.due))
+                .expect("one waits");
+            assert_eq!(n, first, "{lane:?} out of order");
             assert!(due <= now, "{n} is not due");
-            lane.out.push(n);
+            let count = counts.entry(lane).or_default();
+            *count += 1;
+            let capacity = self.lanes.capacity.load(Ordering::Relaxed);
+            assert!(*count <= capacity, "{lane:?} has more than {capacity}");
+            let meaning = self.meaning;
+            self.queued.get_mut(&n).expect("it was there").out = Some(meaning);
             self.seqs.insert(message.position.expect("a position"));
-            self.received.push((name, n, message));
+            self.received.push((n, message));
         }
     }
 
     async fn receive_and_forget(&mut self, room: u8) {
-        let room = Room {
-            messages: room.into(),
-            bytes: 1 << 20,
-        };
+        let room = self.room(room, 1 << 20);
         let polled = {
             let mut receive = std::pin::pin!(self.source().receive(room));
             std::future::poll_fn(|cx| Poll::Ready(receive.as_mut().poll(cx))).await
         };
         if let Poll::Ready(received) = polled {
+            self.learn();
             self.check(received.expect("receives"));
         }
     }
@@ -250,12 +372,12 @@ impl World {
         let mut acked = Vec::new();
         let mut counts: BTreeMap<Lane, u8> = BTreeMap::new();
         let all = std::mem::take(&mut self.received);
-        for (lane, number, message) in all {
-            let count = counts.entry(lane.clone()).or_default();
+        for (number, message) in all {
+            let count = counts.entry(self.lane(number)).or_default();
             *count += 1;
             match *count <= n {
-                true => acked.push((lane, number, message)),
-                false => self.received.push((lane, number, message)),
+                true => acked.push((number, message)),
+                false => self.received.push((number, message)),
             }
         }
         self.ack(acked).await;
@@ -268,27 +390,22 @@ impl World {
         }
     }
 
-    async fn ack(&mut self, acked: Vec<(Lane, u32, Received<Receipt>)>) {
+    async fn ack(&mut self, acked: Vec<(u32, Received<Receipt>)>) {
         let settler = self.source().settler();
-        let receipts: Vec<_> = acked
-            .iter()
-            .map(|(_, _, message)| message.receipt)
-            .collect();
+        let receipts: Vec<_> = acked.iter().map(|(_, message)| message.receipt).collect();
         for result in settler.ack(receipts.clone()).await {
             result.expect("acked");
         }
-        for (lane, n, _) in &acked {
-            self.resolve(lane, *n);
+        for (n, _) in &acked {
+            self.resolve(*n);
         }
         for result in settler.ack(receipts).await {
             result.expect_err("a settled receipt settles nothing");
         }
     }
 
-    fn resolve(&mut self, lane: &Lane, n: u32) {
-        let model = self.lanes.get_mut(lane).expect("a lane");
-        model.queued.retain(|(queued, _)| *queued != n);
-        model.out.retain(|out| *out != n);
+    fn resolve(&mut self, n: u32) {
+        self.queued.remove(&n).expect("it was there");
         assert!(self.resolved.insert(n), "{n} resolved twice");
     }
 
@@ -296,28 +413,35 @@ impl World {
         if self.received.is_empty() {
             return;
         }
-        let name = self.received[at as usize % self.received.len()].0.clone();
+        let name = self.lane(self.received[at as usize % self.received.len()].0);
         let all = std::mem::take(&mut self.received);
         let (mut back, kept): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|(lane, ..)| *lane == name);
+            all.into_iter().partition(|(n, _)| self.lane(*n) == name);
         self.received = kept;
         back.reverse();
         let delay = Duration::from_secs(delay.into());
-        let receipts = back.iter().map(|(_, _, message)| message.receipt).collect();
+        let receipts = back.iter().map(|(_, message)| message.receipt).collect();
         for result in self.source().settler().give_back(receipts, delay).await {
             result.expect("given back");
         }
-        let now = self.now;
-        let lane = self.lanes.get_mut(&name).expect("a lane");
-        lane.out.clear();
-        lane.hold = lane.hold.max(now + delay);
+        for (n, _) in back {
+            let message = self.queued.get_mut(&n).expect("it was there");
+            let old = message.out.take() < Some(self.meaning);
+            let (until, key) = (self.now + delay, message.key);
+            let hold = match (old, self.lane(n)) {
+                // It was out under other names.
+                (true, Lane::Key(..)) => self.key_holds.entry(key).or_default(),
+                (_, lane) => self.lane_holds.entry(lane).or_default(),
+            };
+            *hold = until.max(*hold);
+        }
     }
 
     async fn dead_letter(&mut self, at: u8) {
         if self.received.is_empty() {
             return;
         }
-        let (lane, n, message) = self.received.remove(at as usize % self.received.len());
+        let (n, message) = self.received.remove(at as usize % self.received.len());
         let letter = DeadLetter {
             number: 0,
             message: Stored {
@@ -342,7 +466,7 @@ impl World {
         self.letters += 1;
         let settled = self.source().settler().ack(vec![message.receipt]).await;
         assert_eq!(settled, vec![Ok(())]);
-        self.resolve(&lane, n);
+        self.resolve(n);
     }
 
     /// Copies the files under the running database, as a crash would leave them.
@@ -360,9 +484,11 @@ impl World {
 
     fn forget_claims(&mut self) {
         self.received.clear();
-        for lane in self.lanes.values_mut() {
-            lane.out.clear();
-            lane.hold = Duration::ZERO;
+        self.lane_holds.clear();
+        self.key_holds.clear();
+        self.told = true;
+        for message in self.queued.values_mut() {
+            message.out = None;
         }
     }
 
@@ -370,7 +496,7 @@ impl World {
     async fn drain(&mut self) {
         self.ack_oldest(u8::MAX).await;
         self.step(Op::Advance(60)).await;
-        while self.lanes.values().any(|lane| !lane.queued.is_empty()) {
+        while !self.queued.is_empty() {
             self.receive(7, 255).await;
             self.ack_oldest(u8::MAX).await;
         }

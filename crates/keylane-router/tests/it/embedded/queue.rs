@@ -363,10 +363,7 @@ async fn a_cancelled_receive_loses_nothing() {
     let mut source = bed.source("q").await;
     bed.publish("q", messages(&["a1", "a2"])).await;
     for _ in 0..50 {
-        let room = Room {
-            messages: 10,
-            bytes: 1 << 20,
-        };
+        let room = Room::new(10, 1 << 20);
         let polled = {
             let mut cut = std::pin::pin!(source.receive(room));
             std::future::poll_fn(|cx| Poll::Ready(cut.as_mut().poll(cx))).await
@@ -415,10 +412,7 @@ async fn a_receive_keeps_to_its_bytes_but_for_one_message() {
     };
     bed.publish("q", vec![big("a1"), big("a2"), big("b1"), big("c1")])
         .await;
-    let room = |bytes| Room {
-        messages: 10,
-        bytes,
-    };
+    let room = |bytes| Room::new(10, bytes);
     assert_eq!(source.receive(room(10)).await.expect("receives").len(), 1);
     assert_eq!(source.receive(room(1500)).await.expect("receives").len(), 2);
 }

@@ -161,6 +161,19 @@ async fn it_does_not_compare_keys_and_looks_at_serial_keyless_messages_too() {
 }
 
 #[tokio::test]
+async fn it_compares_messages_of_a_key_whose_codes_mean_one_pool() {
+    let top = OnTestSource::new(quick_plan(), |source| source).await;
+    let codes = [r#""poolCode":"default","#, "", r#""poolCode":"nobody","#];
+    for (done, (id, code)) in [3, 1, 2].into_iter().zip(codes).enumerate() {
+        let body = format!(r#"{{"id":"{id}",{code}"mediationTarget":"http://127.0.0.1:1/"}}"#);
+        let key = Some("g");
+        top.feeder.feed(vec![Fed { id, key, body }]);
+        top.feeder.settled(done + 1).await;
+    }
+    assert_eq!(top.violations(), 2);
+}
+
+#[tokio::test]
 async fn a_message_that_comes_again_after_it_was_called_is_no_violation() {
     let top = OnTestSource::new(quick_plan(), TestSource::confirming).await;
     top.deliver(&[1, 2, 3, 2, 3, 4], Some("g")).await;

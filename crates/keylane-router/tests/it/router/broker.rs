@@ -124,7 +124,7 @@ impl Broker {
         self.inner.state.lock().unwrap()
     }
 
-    fn hand_out(&self, name: &Arc<str>, room: Room) -> Vec<Received<u64>> {
+    fn hand_out(&self, name: &Arc<str>, room: &Room) -> Vec<Received<u64>> {
         let mut state = self.lock();
         state.batches += 1;
         let batch = BatchId(state.batches);
@@ -210,7 +210,7 @@ impl Source for BrokerSource {
     async fn receive(&mut self, room: Room) -> Result<Vec<Received<u64>>, SourceError> {
         loop {
             let changed = self.broker.inner.changed.notified();
-            let received = self.broker.hand_out(&self.name, room);
+            let received = self.broker.hand_out(&self.name, &room);
             if !received.is_empty() {
                 return Ok(received);
             }
