@@ -826,7 +826,8 @@ impl<S: Source> Consume<S> {
         });
         let stay = self.router.store.stay(&received.identity);
         let audit = &self.router.shared.audit;
-        let scales = self.scales.as_ref();
+        let ordered = self.is_ordered(&parcel);
+        let scales = self.scales.as_ref().filter(|_| ordered);
         let scale = scales.map(|scales| scales.of(audit, &pool.name, pool.codes()));
         let loan = Loan {
             identity: received.identity,
@@ -873,17 +874,26 @@ impl<S: Source> Consume<S> {
             let owner = self.owner(scope, given);
             return LaneId::key_of(owner, key.clone());
         }
-        let serial = match self.plan.keyless {
-            _ if self.plan.workers == Some(NonZeroUsize::MIN) => true,
-            Some(keyless) => keyless == Keyless::Serial,
-            None => self.features.keyless_serial,
-        };
-        if serial {
+        if self.plan.workers == Some(NonZeroUsize::MIN) || self.is_serial() {
             LaneId::keyless(self.owner(scope, None))
         } else {
             let owner = self.owner(scope, given.or(parcel.address.tenant.as_ref()));
             LaneId::alone(owner, id.clone())
         }
+    }
+
+    /// Whether keyless messages run in the order of their positions.
+    fn is_serial(&self) -> bool {
+        match self.plan.keyless {
+            Some(keyless) => keyless == Keyless::Serial,
+            None => self.features.keyless_serial,
+        }
+    }
+
+    /// Whether the message runs in the order of positions: with those of its key, or with all
+    /// keyless ones.
+    fn is_ordered(&self, parcel: &Parcel) -> bool {
+        parcel.key.is_some() || self.is_serial()
     }
 
     fn owner(&self, scope: LaneScope, tenant: Option<&Arc<str>>) -> Arc<Owner> {

@@ -767,6 +767,10 @@ fn rate_of(rate: Rate) -> keylane::Rate {
 }
 
 fn lane_concurrency(plan: &PoolPlan, lane: &LaneId) -> usize {
+    if lane.key().is_none() {
+        // The option is about keys; keyless messages in one lane run one after the other.
+        return 1;
+    }
     let own = key_plan(plan, lane.key()).and_then(|keys| keys.lane_concurrency);
     own.unwrap_or(plan.lane_concurrency).get()
 }
@@ -1141,7 +1145,8 @@ impl Attempts {
         let line = Line {
             scale,
             pool: &self.name,
-            key: lane.key(),
+            // Not the lane's: with one worker it has all keys, in the order in which they arrive.
+            key: delivery.parcel.key.as_ref(),
         };
         let start = if lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch {
             Start::Loose
