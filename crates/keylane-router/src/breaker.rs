@@ -360,6 +360,12 @@ impl Table {
         }
     }
 
+    /// Whether nothing keeps lanes from this origin.
+    pub fn is_closed(&self, origin: &str) -> bool {
+        let place = self.places.get(origin);
+        place.is_none_or(|&place| matches!(self.entries[place].state, State::Closed(_)))
+    }
+
     /// How many origins are known.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -547,6 +553,11 @@ impl Breakers {
         call.ticket = Some(ticket);
         self.shared.tell(change);
         Ok(call)
+    }
+
+    /// As [`Table::is_closed`].
+    pub fn is_closed(&self, origin: &str) -> bool {
+        lock(&self.shared.table).is_closed(origin)
     }
 
     /// As [`Table::unwell`].

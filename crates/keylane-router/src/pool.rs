@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::task::Poll;
 use std::time::{Duration, SystemTime};
 
-use keylane::lanes::{Hold, LaneState};
+use keylane::lanes::LaneState;
 use keylane::{Executor, Gate, Handler, JobExecutor, Limits, NotPushed, Permits, Queued, Reply};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -194,6 +194,29 @@ impl Shared {
     fn ability<T>(&self, source: &Arc<str>, get: impl FnOnce(&Ability) -> T) -> Option<T> {
         let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
         sources.get(source).map(get)
+    }
+
+    /// How many lanes of a pool somebody will release: a breaker or a worker.
+    pub(crate) fn listed(&self, pool: &Arc<Pool>) -> usize {
+        let workers = self.all_workers().into_iter();
+        let for_workers = workers.map(|(_, workers)| workers.waiting_in(&pool.name));
+        self.waits.waiting_in(pool) + for_workers.sum::<usize>()
+    }
+
+    /// Whether somebody will release this lane.
+    pub(crate) fn lists(&self, pool: &Arc<Pool>, lane: &LaneId) -> bool {
+        let mut workers = self.all_workers().into_iter();
+        self.waits.lists(pool, lane) || workers.any(|(_, workers)| workers.lists(&pool.name, lane))
+    }
+
+    /// The workers of all sources that have some.
+    pub(crate) fn all_workers(&self) -> Vec<(Arc<str>, Arc<Workers>)> {
+        let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
+        let workers = |(name, source): (&Arc<str>, &Ability)| {
+            let workers = source.workers.clone()?;
+            Some((name.clone(), workers))
+        };
+        sources.iter().filter_map(workers).collect()
     }
 
     fn workers(&self, source: &Arc<str>) -> Option<Arc<Workers>> {
@@ -544,11 +567,31 @@ impl Pool {
         known
     }
 
-    /// Ends the wait of a lane for a breaker. `false` when it does not wait for one: a hold until a
-    /// time is not ended by this.
+    /// The breaker or the worker that this lane waits for may let it go: all of it, also behind a
+    /// front that waits for something else by now. A hold until a time is not ended by this.
+    /// Answers whether its front waited for that and can start; if not, another lane may.
     pub(crate) fn wake(&self, lane: &LaneId) -> bool {
-        let state = self.executor.lane(lane);
-        state.is_some_and(|state| state.hold == Hold::UntilReleased) && self.executor.release(lane)
+        self.executor.release_waiting(lane)
+    }
+
+    /// How many lanes wait for a breaker or a worker.
+    pub(crate) fn waiting_for_release(&self) -> usize {
+        self.executor.waiting_for_release()
+    }
+
+    /// Those lanes: costs a look at all lanes.
+    pub(crate) fn lanes_waiting_for_release(&self) -> Vec<LaneId> {
+        self.executor.keys_waiting_for_release()
+    }
+
+    /// The source of a lane's front, and the origin of its target.
+    pub(crate) fn front_of(&self, lane: &LaneId) -> Option<(Arc<str>, Option<Arc<str>>)> {
+        let front = |delivery: &Job| {
+            let origin = delivery.parcel.address.origin();
+            (delivery.identity.source.clone(), origin.cloned())
+        };
+        let look = |_, jobs: &mut dyn Iterator<Item = &Job>| jobs.next().map(front);
+        self.executor.inspect(lane, look).flatten()
     }
 
     /// Everything in the lane goes back, or where the fate of its front says.

@@ -355,6 +355,15 @@ impl Router {
         self.inner.shared.waits.held()
     }
 
+    /// Forgets which lanes wait for breakers and workers, as a bug would.
+    #[cfg(feature = "testing")]
+    pub fn lose_waiting_lanes(&self) {
+        self.inner.shared.waits.lose_all();
+        for (_, workers) in self.inner.shared.all_workers() {
+            workers.lose_all();
+        }
+    }
+
     /// What was counted so far.
     pub fn counters(&self) -> &Registry {
         &self.inner.counters
@@ -963,7 +972,11 @@ impl Inner {
             .sources
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        known.insert(name.clone(), ability);
+        let old = known.insert(name.clone(), ability);
+        drop(known);
+        if let Some(workers) = old.and_then(|old| old.workers) {
+            workers.close();
+        }
     }
 
     fn consumers(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Arc<Consumer>>> {

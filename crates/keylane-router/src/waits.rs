@@ -1,5 +1,6 @@
 //! Lanes that wait for the breaker of an origin, and who wakes them.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ struct State {
     again: Duration,
     /// By origin; none of them is empty.
     lines: HashMap<Arc<str>, Line>,
+    /// How many places the lanes of a pool have in them.
+    of_pool: HashMap<usize, usize>,
     /// How often a lane came to wait: what waiting costs.
     held: u64,
     /// When origins are to be probed.
@@ -36,6 +39,15 @@ struct State {
 struct Waiter {
     pool: Weak<Pool>,
     lane: LaneId,
+}
+
+/// A lane that waits, for the watchdog.
+pub(crate) struct Waits {
+    pub(crate) origin: Arc<str>,
+    /// When the origin is looked at next; there is always such a time.
+    pub(crate) due: Option<Instant>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) lane: LaneId,
 }
 
 /// The lanes that wait for one origin, each once.
@@ -59,14 +71,16 @@ impl Waiter {
 }
 
 impl Line {
-    /// A lane that waits already keeps its place among those of its kind.
-    fn add(&mut self, waiter: Waiter, failed: bool) {
-        if self.known.insert(waiter.name(), failed).is_none() {
+    /// A lane that waits already keeps its place among those of its kind. Answers whether it is new.
+    fn add(&mut self, waiter: Waiter, failed: bool) -> bool {
+        let new = self.known.insert(waiter.name(), failed).is_none();
+        if new {
             match failed {
                 false => self.fresh.push_back(waiter),
                 true => self.failed.push_back(waiter),
             }
         }
+        new
     }
 
     fn pop(&mut self) -> Option<Waiter> {
@@ -97,6 +111,7 @@ impl BreakerWaits {
             probes: plan.probes.get(),
             again: again(plan),
             lines: HashMap::new(),
+            of_pool: HashMap::new(),
             held: 0,
             due: HashMap::new(),
         };
@@ -125,7 +140,10 @@ impl BreakerWaits {
         let mut state = self.lock();
         state.held += 1;
         let line = state.lines.entry(origin.clone()).or_default();
-        line.add(Waiter { pool, lane }, failed);
+        let of = pool.as_ptr().addr();
+        if line.add(Waiter { pool, lane }, failed) {
+            *state.of_pool.entry(of).or_default() += 1;
+        }
         if !state.due.contains_key(origin) {
             // Whatever happens, the origin is looked at again.
             let at = now() + state.again;
@@ -137,6 +155,45 @@ impl BreakerWaits {
     /// How many lanes wait for this origin.
     pub(crate) fn waiting(&self, origin: &str) -> usize {
         self.lock().lines.get(origin).map_or(0, Line::len)
+    }
+
+    /// How many lanes of this pool wait; one that waits for two origins counts twice.
+    pub(crate) fn waiting_in(&self, pool: &Arc<Pool>) -> usize {
+        let of = Arc::as_ptr(pool).addr();
+        self.lock().of_pool.get(&of).copied().unwrap_or(0)
+    }
+
+    /// Whether this lane waits for any origin.
+    pub(crate) fn lists(&self, pool: &Arc<Pool>, lane: &LaneId) -> bool {
+        let name = (Arc::as_ptr(pool).addr(), lane.clone());
+        let state = self.lock();
+        state
+            .lines
+            .values()
+            .any(|line| line.known.contains_key(&name))
+    }
+
+    /// For each origin one of the lanes that wait for it, and since when it should have been looked
+    /// at.
+    pub(crate) fn first_of_each(&self) -> Vec<Waits> {
+        let state = self.lock();
+        let first = |(origin, line): (&Arc<str>, &Line)| {
+            let waiter = line.fresh.front().or(line.failed.front())?;
+            Some(Waits {
+                origin: origin.clone(),
+                due: state.due.get(origin).copied(),
+                pool: waiter.pool.upgrade()?,
+                lane: waiter.lane.clone(),
+            })
+        };
+        state.lines.iter().filter_map(first).collect()
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn lose_all(&self) {
+        let mut state = self.lock();
+        state.lines.clear();
+        state.of_pool.clear();
     }
 
     /// How often a lane came to wait.
@@ -207,8 +264,9 @@ impl BreakerWaits {
         }
     }
 
-    /// Wakes this many lanes, first come first served; a lane that is gone, or waits for something
-    /// else by now, does not count.
+    /// Wakes this many lanes, first come first served; a lane that is gone, or that something else
+    /// keeps from starting, does not count. All of what waits in a lane is released: it is in no
+    /// list any more.
     fn wake(&self, origin: &Arc<str>, most: usize) {
         let mut woken = 0;
         while woken < most {
@@ -227,6 +285,15 @@ impl BreakerWaits {
         let first = line.pop();
         if line.len() == 0 {
             state.lines.remove(origin);
+        }
+        if let Some(first) = &first {
+            let of = first.pool.as_ptr().addr();
+            let left = state.of_pool.entry(of).and_modify(|places| *places -= 1);
+            if let Entry::Occupied(left) = left
+                && *left.get() == 0
+            {
+                left.remove();
+            }
         }
         first
     }

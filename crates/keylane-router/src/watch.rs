@@ -1,11 +1,12 @@
 //! The progress watchdog: a source, a pool or a key that stands still, though nothing keeps it by
 //! design, is a stall, and is told with its cause (FC-14).
 //!
-//! What waits by design is none: a hold until a time, a pause, an open breaker, a rate. Nobody goes
-//! through the keys: what runs is at most the concurrency, and a pool knows whether any of its lanes
-//! could start.
+//! What waits by design is none: a hold until a time, a pause, an open breaker, a rate. The keys are
+//! not looked at one by one: what runs is at most the concurrency, and a pool knows whether any of
+//! its lanes could start, and how many wait for a breaker or a worker. Those that nothing would
+//! release are looked for only when more of them wait than are listed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use tokio::time::Instant;
 
 use crate::consume::Consumer;
 use crate::health::Trouble;
+use crate::lane::LaneId;
 use crate::plan::{PoolPlan, Rate};
 use crate::pool::Pool;
 use crate::router::Inner;
@@ -53,6 +55,8 @@ impl Alarm {
 pub(crate) struct Watchdog {
     router: Arc<Inner>,
     pools: BTreeMap<Arc<str>, Seen>,
+    /// Lanes that wait for nothing, by pool, and since when that was seen.
+    lost: HashMap<(Arc<str>, LaneId), Instant>,
     /// What is told right now.
     stalled: BTreeSet<Trouble>,
 }
@@ -69,6 +73,7 @@ impl Watchdog {
         Self {
             router,
             pools: BTreeMap::new(),
+            lost: HashMap::new(),
             stalled: BTreeSet::new(),
         }
     }
@@ -108,6 +113,10 @@ impl Watchdog {
             .retain(|name, _| pools.iter().any(|pool| pool.name == *name));
         let mut stalled_pools = Vec::new();
         let mut stalled_runs = Vec::new();
+        for (pool, text) in self.lost_lanes(&pools, after, now) {
+            stalls.push((Trouble::StalledPool(pool.clone()), text));
+            stalled_pools.push(pool);
+        }
         for pool in &pools {
             let runs = pool.stalled_runs(after, now);
             if let Some(text) = key_text(pool, &runs, now) {
@@ -149,6 +158,59 @@ impl Watchdog {
         (still >= pool_limit(&plan, after)).then(|| pool_text(pool, &plan, still, now))
     }
 
+    /// A lane of each pool that waits for a breaker that is closed, or for a worker that is free, or
+    /// that nothing would ever release.
+    fn lost_lanes(
+        &mut self,
+        pools: &[Arc<Pool>],
+        after: Duration,
+        now: Instant,
+    ) -> Vec<(Arc<str>, String)> {
+        let mut seen = HashMap::new();
+        let mut lost = BTreeMap::new();
+        for (pool, lane) in self.waiting_for_nothing(pools, after, now) {
+            let name = (pool.name.clone(), lane);
+            let since = self.lost.get(&name).copied().unwrap_or(now);
+            if now - since >= after {
+                let text = || lost_text(&pool, &name.1, now - since);
+                lost.entry(pool.name.clone()).or_insert_with(text);
+            }
+            seen.insert(name, since);
+        }
+        self.lost = seen;
+        lost.into_iter().collect()
+    }
+
+    fn waiting_for_nothing(
+        &self,
+        pools: &[Arc<Pool>],
+        after: Duration,
+        now: Instant,
+    ) -> Vec<(Arc<Pool>, LaneId)> {
+        let shared = &self.router.shared;
+        let mut lanes = Vec::new();
+        for waits in shared.waits.first_of_each() {
+            let late = |due: std::time::Instant| now.into_std().saturating_duration_since(due);
+            let overdue = waits.due.is_none_or(|due| late(due) >= after);
+            if overdue || shared.breakers.is_closed(&waits.origin) {
+                lanes.push((waits.pool, waits.lane));
+            }
+        }
+        for (_, workers) in shared.all_workers() {
+            let waiting = workers.waits_for_nothing().into_iter();
+            // What is ready waits for a permit, and others of its pool behind it.
+            lanes.extend(waiting.filter(|(pool, _)| pool.ready() == 0));
+        }
+        for pool in pools {
+            if pool.waiting_for_release() > shared.listed(pool) {
+                let waiting = pool.lanes_waiting_for_release().into_iter();
+                let unlisted = waiting.filter(|lane| !shared.lists(pool, lane));
+                lanes.extend(unlisted.map(|lane| (pool.clone(), lane)));
+            }
+        }
+        lanes
+    }
+
     /// Each stall is told once, and once more when it is over.
     fn tell(&mut self, stalls: Vec<(Trouble, String)>) {
         let health = &self.router.health;
@@ -178,6 +240,22 @@ pub(crate) fn run_limit(plan: &PoolPlan, doing: Doing, after: Duration) -> Durat
         Doing::Calling => after.max(plan.timeout.total),
         Doing::Settling | Doing::Storing => after,
     }
+}
+
+fn lost_text(pool: &Pool, lane: &LaneId, still: Duration) -> String {
+    let waits_for = match pool.front_of(lane) {
+        Some((source, Some(origin))) => {
+            format!("the breaker of `{origin}` or a worker of source `{source}`")
+        }
+        Some((source, None)) => format!("a worker of source `{source}`"),
+        None => "a breaker or a worker".to_owned(),
+    };
+    format!(
+        "pool `{}`, {}: waits for {waits_for} for {} s although nothing keeps it; retry the key, and please report this with the log around it",
+        pool.name,
+        lane.in_words(),
+        still.as_secs()
+    )
 }
 
 fn key_text(pool: &Pool, runs: &[Run], now: Instant) -> Option<String> {

@@ -1,6 +1,6 @@
 //! How many attempts of one source run at once, whatever the pools they run in allow.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -16,15 +16,32 @@ pub(crate) struct Workers {
 #[derive(Default)]
 struct State {
     busy: usize,
-    /// Who waits, by pool: when a worker is free each pool may send one, as nobody knows which of
-    /// them has a permit for it.
+    /// Others took their place: nothing waits for these any more.
+    closed: bool,
+    /// The lanes that wait, by pool: when a worker is free each pool may send one, because only the
+    /// pool knows whether it has a permit.
     waiting: HashMap<Arc<str>, Waiting>,
 }
 
 struct Waiting {
     pool: Weak<Pool>,
-    /// A lane may be here more than once; one that waits no longer is passed over.
+    /// Each lane once; one that waits no longer is passed over.
     lanes: VecDeque<LaneId>,
+    known: HashSet<LaneId>,
+}
+
+impl Waiting {
+    fn add(&mut self, lane: &LaneId) {
+        if self.known.insert(lane.clone()) {
+            self.lanes.push_back(lane.clone());
+        }
+    }
+
+    fn pop(&mut self) -> Option<LaneId> {
+        let lane = self.lanes.pop_front()?;
+        self.known.remove(&lane);
+        Some(lane)
+    }
 }
 
 /// One of them, at work. Free again when this is dropped.
@@ -50,7 +67,7 @@ impl Workers {
     /// Whether one is free; if none is, the lane is woken when one may be.
     pub(crate) fn free_or_wait(&self, pool: &Arc<str>, of: &Weak<Pool>, lane: &LaneId) -> bool {
         let mut state = self.lock();
-        if state.busy < self.most {
+        if state.busy < self.most || state.closed {
             return true;
         }
         let waiting = state
@@ -59,8 +76,9 @@ impl Workers {
             .or_insert_with(|| Waiting {
                 pool: of.clone(),
                 lanes: VecDeque::new(),
+                known: HashSet::new(),
             });
-        waiting.lanes.push_back(lane.clone());
+        waiting.add(lane);
         false
     }
 
@@ -69,8 +87,7 @@ impl Workers {
         let mut state = self.lock();
         let mut next = Vec::new();
         state.waiting.retain(|name, waiting| {
-            let (Some(pool), Some(lane)) = (waiting.pool.upgrade(), waiting.lanes.pop_front())
-            else {
+            let (Some(pool), Some(lane)) = (waiting.pool.upgrade(), waiting.pop()) else {
                 return false;
             };
             next.push((name.clone(), pool, lane));
@@ -80,7 +97,7 @@ impl Workers {
     }
 
     fn next_of(&self, pool: &Arc<str>) -> Option<LaneId> {
-        self.lock().waiting.get_mut(pool)?.lanes.pop_front()
+        self.lock().waiting.get_mut(pool)?.pop()
     }
 
     // Not with the state locked: a pool that is woken asks for a worker at once.
@@ -91,6 +108,56 @@ impl Workers {
                 lane = self.next_of(&name);
             }
         }
+    }
+
+    /// Others take their place: every lane that waits asks those.
+    pub(crate) fn close(&self) {
+        let waiting = {
+            let mut state = self.lock();
+            state.closed = true;
+            std::mem::take(&mut state.waiting)
+        };
+        for waiting in waiting.into_values() {
+            if let Some(pool) = waiting.pool.upgrade() {
+                for lane in &waiting.lanes {
+                    pool.wake(lane);
+                }
+            }
+        }
+    }
+
+    /// How many lanes of this pool wait.
+    pub(crate) fn waiting_in(&self, pool: &Arc<str>) -> usize {
+        let state = self.lock();
+        state
+            .waiting
+            .get(pool)
+            .map_or(0, |waiting| waiting.known.len())
+    }
+
+    /// Whether this lane of this pool waits.
+    pub(crate) fn lists(&self, pool: &Arc<str>, lane: &LaneId) -> bool {
+        let state = self.lock();
+        let waiting = state.waiting.get(pool);
+        waiting.is_some_and(|waiting| waiting.known.contains(lane))
+    }
+
+    /// A lane of each pool that waits although a worker is free.
+    pub(crate) fn waits_for_nothing(&self) -> Vec<(Arc<Pool>, LaneId)> {
+        let state = self.lock();
+        if state.busy >= self.most {
+            return Vec::new();
+        }
+        let first = |waiting: &Waiting| {
+            let lane = waiting.lanes.front()?.clone();
+            Some((waiting.pool.upgrade()?, lane))
+        };
+        state.waiting.values().filter_map(first).collect()
+    }
+
+    #[cfg(feature = "testing")]
+    pub(crate) fn lose_all(&self) {
+        self.lock().waiting.clear();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -175,6 +175,22 @@ where
         self.shell.lanes(|lanes| lanes.release(key))
     }
 
+    /// Ends what a key's lane waits for without a time ([`Gate::UntilReleased`]); holds until a time
+    /// stay. Returns whether its front waited for this and can start now.
+    pub fn release_waiting(&self, key: &K) -> bool {
+        self.shell.lanes(|lanes| lanes.release_waiting(key))
+    }
+
+    /// How many lanes wait for a release, with their front or behind it.
+    pub fn waiting_for_release(&self) -> usize {
+        self.shell.lanes(|lanes| lanes.waiting_for_release())
+    }
+
+    /// The keys of those lanes: costs O(keys).
+    pub fn keys_waiting_for_release(&self) -> Vec<K> {
+        self.shell.lanes(|lanes| lanes.keys_waiting_for_release())
+    }
+
     /// Hands everything in a key's lane to [`Handler::flushed`] as soon as nothing of it runs.
     /// `false` without such a lane.
     pub fn flush(&self, key: &K) -> bool {

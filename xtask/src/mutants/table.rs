@@ -170,6 +170,14 @@ const BROKEN_CIRCUITS: TestRun = TestRun {
     env: &[],
 };
 
+/// Sources with few workers.
+const WORKED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::workers::",
+    env: &[],
+};
+
 /// What follows when attempts are exhausted.
 const EXHAUSTED: TestRun = TestRun {
     package: "keylane-router",
@@ -2167,6 +2175,30 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ORIGINS,
     },
     Mutation {
+        name: "breaker-releases-the-front-only",
+        invariant: "R17",
+        file: POOL,
+        find: "        self.executor.release_waiting(lane)\n",
+        replace: "        let state = self.executor.lane(lane);\n        let waits = |state: LaneState| state.hold == keylane::lanes::Hold::UntilReleased;\n        state.is_some_and(waits) && self.executor.release(lane)\n",
+        test: ORIGINS,
+    },
+    Mutation {
+        name: "release-uses-up-a-probe-of-a-paused-lane",
+        invariant: "R17",
+        file: LANES,
+        find: "        waited && self.lanes[index].link.is_listed() && self.rate_of_lane_allows(index)\n",
+        replace: "        waited\n",
+        test: ORIGINS,
+    },
+    Mutation {
+        name: "lanes-wait-for-workers-of-a-source-that-went",
+        invariant: "R17",
+        file: ROUTER,
+        find: "            workers.close();\n",
+        replace: "            drop(workers);\n",
+        test: WORKED,
+    },
+    Mutation {
         name: "breaker-counts-calls",
         invariant: "R9",
         file: BREAKER,
@@ -2237,6 +2269,22 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "        if pool.ready() == 0 {\n",
         replace: "        if pool.is_empty() {\n",
         test: WATCHED,
+    },
+    Mutation {
+        name: "lost-lane-is-no-stall",
+        invariant: "R17",
+        file: WATCH,
+        find: "            if pool.waiting_for_release() > shared.listed(pool) {\n",
+        replace: "            if pool.waiting_for_release() > shared.listed(pool) && false {\n",
+        test: ORIGINS,
+    },
+    Mutation {
+        name: "every-lane-that-waits-is-a-stall",
+        invariant: "R17",
+        file: WATCH,
+        find: "            if overdue || shared.breakers.is_closed(&waits.origin) {\n",
+        replace: "            if overdue || true {\n",
+        test: ORIGINS,
     },
     Mutation {
         name: "a-rate-is-a-stall",

@@ -17,12 +17,16 @@ pub enum Hold {
 
 /// The holds of a lane's waiting items, by sequence. An item without an entry is free.
 #[derive(Default)]
-pub(super) struct Holds(VecDeque<(u64, Hold)>);
+pub(super) struct Holds {
+    by: VecDeque<(u64, Hold)>,
+    /// How many of them have no time.
+    unreleased: usize,
+}
 
 impl Holds {
     /// The hold of the item at the front, which has this sequence: nothing is held before it.
     pub(super) fn of_front(&self, seq: u64) -> Hold {
-        match self.0.front() {
+        match self.by.front() {
             Some((held, hold)) if *held == seq => *hold,
             _ => Hold::Free,
         }
@@ -30,21 +34,39 @@ impl Holds {
 
     /// This item is held from now on, or not any more.
     pub(super) fn set(&mut self, seq: u64, hold: Hold) {
-        let place = self.0.binary_search_by_key(&seq, |(held, _)| *held);
+        let place = self.by.binary_search_by_key(&seq, |(held, _)| *held);
+        if let Ok(at) = place {
+            self.unreleased -= usize::from(self.by[at].1 == Hold::UntilReleased);
+        }
+        self.unreleased += usize::from(hold == Hold::UntilReleased);
         match (place, hold) {
-            (Ok(at), Hold::Free) => drop(self.0.remove(at)),
-            (Ok(at), hold) => self.0[at].1 = hold,
+            (Ok(at), Hold::Free) => drop(self.by.remove(at)),
+            (Ok(at), hold) => self.by[at].1 = hold,
             (Err(_), Hold::Free) => {}
             (Err(at), hold) => {
-                if self.0.capacity() == 0 {
-                    self.0.reserve_exact(1);
+                if self.by.capacity() == 0 {
+                    self.by.reserve_exact(1);
                 }
-                self.0.insert(at, (seq, hold));
+                self.by.insert(at, (seq, hold));
             }
         }
     }
 
+    /// Ends the holds that have no time.
+    pub(super) fn release_waiting(&mut self) {
+        if self.unreleased > 0 {
+            self.by.retain(|(_, hold)| *hold != Hold::UntilReleased);
+            self.unreleased = 0;
+        }
+    }
+
+    /// Whether one of them has no time.
+    pub(super) fn wait_for_release(&self) -> bool {
+        self.unreleased > 0
+    }
+
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.by.clear();
+        self.unreleased = 0;
     }
 }

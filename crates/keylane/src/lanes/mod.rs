@@ -252,6 +252,8 @@ struct Extra {
     /// Its place in `want_room`.
     wants_room: Option<u64>,
     holds: Holds,
+    /// Counted in `unreleased` of all.
+    unreleased: bool,
     /// Somebody waits until the lane is empty.
     watched: bool,
 }
@@ -425,6 +427,8 @@ pub struct Lanes<K, J> {
     next_seq: u64,
     waiting: usize,
     dormant: usize,
+    /// Lanes of which something is held without a time.
+    unreleased: usize,
     /// Waiting items that only the limits of all keep from starting; kept where those are bounded.
     go: usize,
     /// Lanes whose next item waits for room in the queue of all, in the order they came.
@@ -453,6 +457,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
             next_seq: 0,
             waiting: 0,
             dormant: 0,
+            unreleased: 0,
             go: 0,
             want_room: BTreeMap::new(),
             admitted: Vec::new(),
@@ -747,6 +752,35 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         }
         self.refresh_all(index);
         true
+    }
+
+    /// Ends the holds of this key's lane that have no time; holds until a time stay. What releases a
+    /// lane releases all of it, whatever its front is held for. Returns whether the front waited for
+    /// this and can start now.
+    pub fn release_waiting(&mut self, key: &K) -> bool {
+        let Some(index) = self.find(key) else {
+            return false;
+        };
+        let lane = &mut self.lanes[index];
+        let waited = lane.front_hold() == Hold::UntilReleased;
+        if let Some(extra) = &mut lane.extra {
+            extra.holds.release_waiting();
+        }
+        self.refresh_all(index);
+        waited && self.lanes[index].link.is_listed() && self.rate_of_lane_allows(index)
+    }
+
+    /// Lanes of which something is held without a time.
+    pub fn waiting_for_release(&self) -> usize {
+        self.unreleased
+    }
+
+    /// The keys of those lanes: costs O(lanes).
+    pub fn keys_waiting_for_release(&self) -> Vec<K> {
+        let lanes = self.lanes.indices().into_iter();
+        let lanes = lanes.map(|index| &self.lanes[index]);
+        let waits = |lane: &&Lane<K, J>| lane.extra.as_ref().is_some_and(|extra| extra.unreleased);
+        lanes.filter(waits).map(|lane| lane.key.clone()).collect()
     }
 
     /// Nothing of this key starts until [`Lanes::resume`]. Works for keys that have no lane yet.
@@ -1115,6 +1149,14 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         !extra.rate_wait
     }
 
+    fn rate_of_lane_allows(&self, index: u32) -> bool {
+        let lane = &self.lanes[index];
+        match (lane.limits(&self.limits).rate, &lane.extra) {
+            (Some(rate), Some(extra)) => extra.bucket.next_at(rate) <= self.now,
+            _ => true,
+        }
+    }
+
     fn hold_front(&mut self, index: u32, hold: Hold) {
         let lane = &mut self.lanes[index];
         let front = lane.items.front_seq().expect("a ready lane has a front");
@@ -1261,6 +1303,7 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         let plain = self.lanes[index].is_plain(&self.limits);
         if !plain {
             self.take_flush(index);
+            self.count_unreleased(index);
         }
         let empty = self.list(index);
         if !plain {
@@ -1269,6 +1312,14 @@ impl<K: Hash + Eq + Clone, J> Lanes<K, J> {
         }
         if empty {
             self.retire(index);
+        }
+    }
+
+    fn count_unreleased(&mut self, index: u32) {
+        if let Some(extra) = &mut self.lanes[index].extra {
+            let waits = extra.holds.wait_for_release();
+            let counted = std::mem::replace(&mut extra.unreleased, waits);
+            self.unreleased = self.unreleased - usize::from(counted) + usize::from(waits);
         }
     }
 

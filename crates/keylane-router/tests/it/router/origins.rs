@@ -84,6 +84,10 @@ impl Dispatch for Targets {
                 after: Some(Duration::from_millis(1)),
                 reason: reason("status-503", Some(503), true),
             },
+            "http://well/later" if first => Outcome::Busy {
+                after: Some(HOUR),
+                reason: reason("status-429", Some(429), false),
+            },
             "http://well/slow" => Outcome::Busy {
                 after: Some(HOUR * 2),
                 reason: reason("status-429", Some(429), false),
@@ -123,10 +127,14 @@ fn plan() -> Plan {
 }
 
 async fn top() -> Top {
+    top_of(plan()).await
+}
+
+async fn top_of(plan: Plan) -> Top {
     let (source, feeder) = test_source("t");
     let targets = Targets::default();
     let router = Router::builder()
-        .plan(plan())
+        .plan(plan)
         .store(MemoryStore::default())
         .dispatch(targets.clone())
         .source("t", source)
@@ -318,4 +326,107 @@ async fn a_lane_that_no_longer_waits_for_an_origin_is_not_woken_by_it() {
         gaps.len() >= 2 && gaps.iter().all(|gap| *gap >= HOUR * 2),
         "{gaps:?}"
     );
+}
+
+/// As [`plan`], with two of a key at once; one failing lane opens a breaker.
+fn two_at_once() -> Plan {
+    let mut plan = plan();
+    plan.breaker.min_lanes = NonZeroUsize::MIN;
+    plan.breaker.probes = NonZeroUsize::MIN;
+    plan.pools.get_mut("default").unwrap().lane_concurrency = NonZeroUsize::new(2).unwrap();
+    plan
+}
+
+/// The breaker of `dead` is open. Of the key `k` the second message waits for it, behind the first,
+/// which waits for an hour.
+async fn waits_behind_a_back_off(plan: Plan) -> Top {
+    let top = top_of(plan).await;
+    top.feeder.feed(vec![fed(1, "x", "http://dead/")]);
+    until("it is open", || top.router.open_breakers() == 1).await;
+    top.feeder.feed(vec![
+        fed(2, "k", "http://well/later"),
+        fed(3, "k", "http://dead/"),
+    ]);
+    until("both wait", || top.router.breaker_holds() >= 2).await;
+    assert_eq!(top.targets.calls("http://well/later"), 1);
+    top
+}
+
+/// R17: the reason is the lane's, the back-off is the message's.
+#[tokio::test(start_paused = true)]
+async fn r17_what_waits_for_a_breaker_behind_a_back_off_goes_on_when_the_breaker_closes() {
+    let top = waits_behind_a_back_off(two_at_once()).await;
+    top.targets.heal();
+    let begun = Instant::now();
+    top.feeder.settled(1).await;
+    // The first of the key is tried again after its hour, and not before.
+    tokio::time::sleep(HOUR - OPEN * 4).await;
+    assert_eq!(top.targets.calls("http://well/later"), 1);
+    top.feeder.settled(3).await;
+    assert!(begun.elapsed() < HOUR * 2);
+}
+
+/// R17: an operator's pause uses up no probe.
+#[tokio::test(start_paused = true)]
+async fn r17_a_paused_lane_is_passed_over_when_an_origin_is_probed() {
+    let top = top_of(two_at_once()).await;
+    let keys: Vec<String> = (0..10).map(|key| key.to_string()).collect();
+    for (id, key) in keys.iter().enumerate() {
+        top.feeder.feed(vec![fed(id as u64, key, "http://dead/")]);
+    }
+    until("all wait", || top.router.breaker_holds() >= 10).await;
+    for key in &keys[1..9] {
+        let by = By {
+            who: "test".to_owned(),
+            why: "test".to_owned(),
+        };
+        let lane = LaneName::keyed("t", "default", key.as_str());
+        top.router.pause(lane, by).await.unwrap();
+    }
+    top.targets.heal();
+    let healed = Instant::now();
+    top.feeder.settled(2).await;
+    assert!(healed.elapsed() <= OPEN * 2, "{:?}", healed.elapsed());
+}
+
+fn pool_stall(router: &Router) -> Option<String> {
+    let stalled = Trouble::StalledPool("default".into());
+    let mut problems = router.problems().into_iter();
+    let found = problems.find(|problem| problem.trouble == stalled);
+    found.map(|problem| problem.text)
+}
+
+/// A lane that nothing would release is a stall; one that waits for an open breaker is none.
+#[tokio::test(start_paused = true)]
+async fn r17_a_lane_that_waits_and_is_not_listed_is_told_as_a_stall() {
+    let stall = Duration::from_secs(120);
+    let mut plan = two_at_once();
+    plan.stall_after = stall;
+    let top = waits_behind_a_back_off(plan).await;
+    let keys: Vec<String> = (0..100).map(|key| format!("w{key}")).collect();
+    for (id, key) in (100..).zip(&keys) {
+        top.feeder.feed(vec![fed(id, key, "http://dead/")]);
+    }
+    for _ in 0..10 {
+        tokio::time::sleep(stall / 2).await;
+        assert_eq!(pool_stall(&top.router), None);
+    }
+    top.router.lose_waiting_lanes();
+    tokio::time::sleep(stall * 3 / 2).await;
+    let text = pool_stall(&top.router).expect("it is told");
+    for part in ["pool `default`", "key `", "the breaker of `dead`"] {
+        assert!(text.contains(part), "{text}");
+    }
+    // An operator retries what is lost, and all is well.
+    let lost = keys.iter().map(String::as_str);
+    for key in lost.chain(["x", "k"]) {
+        let by = By {
+            who: "test".to_owned(),
+            why: "test".to_owned(),
+        };
+        let lane = LaneName::keyed("t", "default", key);
+        let _ = top.router.retry_now(lane, by).await;
+    }
+    tokio::time::sleep(stall).await;
+    assert_eq!(pool_stall(&top.router), None);
 }

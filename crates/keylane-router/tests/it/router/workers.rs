@@ -8,10 +8,14 @@ use std::time::Duration;
 use keylane_router::Router;
 use keylane_router::conformance::MemoryStore;
 use keylane_router::dispatch::handler_fn;
+use keylane_router::health::Trouble;
 use keylane_router::outcome::{Outcome, Reason};
-use keylane_router::plan::{Plan, PoolPlan, SourcePlan};
+use keylane_router::plan::{Overflow, Plan, PoolPlan, SourcePlan};
+use keylane_router::store::Store;
+use tokio::sync::Semaphore;
 
-use super::test_source::{Fed, test_source};
+use super::test_source::{Fed, Feeder, test_source};
+use super::top::until;
 
 /// What a handler saw.
 #[derive(Default)]
@@ -133,4 +137,111 @@ async fn gb_34_one_worker_is_one_lane_for_the_whole_source() {
     router.stop(Duration::from_secs(1)).await;
     let expected: Vec<String> = (1..=10).map(|n| format!("m{n}")).collect();
     assert_eq!(*order.lock().unwrap(), expected);
+}
+
+/// A router whose source has two workers, with ten keys that are on disk; calls take a permit each.
+struct Stored {
+    router: Router,
+    feeder: Feeder,
+    go: Arc<Semaphore>,
+    calls: Arc<AtomicUsize>,
+    store: MemoryStore,
+}
+
+fn two_workers() -> SourcePlan {
+    SourcePlan {
+        workers: NonZeroUsize::new(2),
+        ..SourcePlan::custom()
+    }
+}
+
+impl Stored {
+    async fn new(stall_after: Duration) -> Self {
+        let (source, feeder) = test_source("s");
+        let (go, calls) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (gate, counted) = (go.clone(), calls.clone());
+        let dispatch = handler_fn(move |_| {
+            let (gate, counted) = (gate.clone(), counted.clone());
+            async move {
+                counted.fetch_add(1, Ordering::SeqCst);
+                gate.acquire().await.unwrap().forget();
+                Outcome::Delivered
+            }
+        });
+        let mut plan = Plan::default();
+        plan.stall_after = stall_after;
+        let mut pool = PoolPlan::default();
+        pool.lane_capacity = NonZeroUsize::MIN;
+        pool.overflow = Some(Overflow::Spill);
+        pool.timeout.total = Duration::from_secs(1_000_000);
+        plan.pools.insert("default".into(), pool);
+        let store = MemoryStore::default();
+        let router = Router::builder()
+            .plan(plan)
+            .store(store.clone())
+            .dispatch(dispatch)
+            .start()
+            .await
+            .unwrap();
+        router
+            .add_source("s", source.confirming(), two_workers())
+            .unwrap();
+        let keys: Vec<String> = (0..10).map(|key| format!("k{key}")).collect();
+        let fed = (0..30).map(|id| Fed {
+            id,
+            key: Some(&keys[id as usize % 10]),
+            body: body(id, "default"),
+        });
+        feeder.feed(fed.collect());
+        until("all is on disk", || feeder.all_settled().len() == 30).await;
+        until("two run", || calls.load(Ordering::SeqCst) == 2).await;
+        Self {
+            router,
+            feeder,
+            go,
+            calls,
+            store,
+        }
+    }
+}
+
+/// Lanes that wait for workers of the source as it was ask those of the source as it is.
+#[tokio::test(start_paused = true)]
+async fn r17_lanes_that_wait_for_a_worker_go_on_when_their_source_is_made_anew() {
+    let mut top = Stored::new(Duration::ZERO).await;
+    top.go.add_permits(2);
+    assert!(top.router.remove_source("s").await);
+    assert!(top.feeder.is_gone());
+    let (source, feeder) = test_source("s");
+    top.feeder = feeder;
+    top.router
+        .add_source("s", source.confirming(), two_workers())
+        .unwrap();
+    top.go.add_permits(100);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(top.calls.load(Ordering::SeqCst), 30);
+    assert!(!top.store.parks_any());
+}
+
+/// Lanes that wait for a worker and would never be released are a stall, those that wait for
+/// workers that are busy are none.
+#[tokio::test(start_paused = true)]
+async fn r17_a_lane_that_waits_for_a_free_worker_is_told_as_a_stall() {
+    let stall = Duration::from_secs(120);
+    let top = Stored::new(stall).await;
+    let told = || {
+        let problems = top.router.problems().into_iter();
+        let of_pool = problems.filter(|p| p.trouble == Trouble::StalledPool("default".into()));
+        of_pool.map(|problem| problem.text).next()
+    };
+    for _ in 0..10 {
+        tokio::time::sleep(stall).await;
+        assert_eq!(told(), None);
+    }
+    top.router.lose_waiting_lanes();
+    top.go.add_permits(2);
+    tokio::time::sleep(stall * 3 / 2).await;
+    let text = told().expect("it is told");
+    assert!(text.contains("a worker of source `s`"), "{text}");
+    assert!(text.contains("key `k"), "{text}");
 }

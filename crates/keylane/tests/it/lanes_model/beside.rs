@@ -73,6 +73,7 @@ impl Beside {
             Step::FlushDone { nth, keep } => self.flush_done(nth, keep),
             Step::Tick { later } => self.tick(later),
             Step::Release { key } => self.release(key),
+            Step::ReleaseWaiting { key } => self.release_waiting(key),
             Step::Pause { key } => self.pause(key),
             Step::Resume { key } => self.resume(key),
             Step::Cancel { nth } => self.cancel(nth),
@@ -316,6 +317,21 @@ impl Beside {
         }
         self.lanes.release(&key);
         Ok(())
+    }
+
+    fn release_waiting(&mut self, key: u8) -> Checked {
+        let waiting = &mut self.model.lane(key).waiting;
+        let front = waiting.first().map(|front| front.hold);
+        for item in waiting {
+            if item.hold == Hold::UntilReleased {
+                item.hold = Hold::Free;
+            }
+        }
+        let starts = front == Some(Hold::UntilReleased) && self.model.ready(key);
+        match self.lanes.release_waiting(&key) == starts {
+            true => Ok(()),
+            false => Err(format!("lane {key} can start: {starts}")),
+        }
     }
 
     fn pause(&mut self, key: u8) -> Checked {

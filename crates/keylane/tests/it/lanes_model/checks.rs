@@ -56,6 +56,7 @@ pub(super) fn after_each_step(both: &Beside) -> Checked {
     check!(l4_all_places_add_up(both))?;
     check!(l8_only_live_lanes_are_counted(both))?;
     check!(l9_holds_are_as_long_as_they_were_made(both))?;
+    check!(l9_lanes_that_wait_for_a_release_are_counted(both))?;
     check!(l6_every_lane_that_can_start_is_ready(both))?;
     check!(l12_asking_tells_when_the_rate_allows(both))?;
     check!(l14_limits_and_pauses_are_in_force(both))?;
@@ -343,6 +344,20 @@ pub(super) fn l9_a_tick_ends_what_ends_by_then(both: &Beside) -> Checked {
         })?;
     }
     Ok(())
+}
+
+fn l9_lanes_that_wait_for_a_release_are_counted(both: &Beside) -> Checked {
+    let waits = |key: &u8| {
+        let mut waiting = both.model.of(*key).waiting.iter();
+        waiting.any(|item| item.hold == Hold::UntilReleased)
+    };
+    let expected: Vec<u8> = both.model.keys().filter(waits).collect();
+    let mut named = both.lanes.keys_waiting_for_release();
+    named.sort_unstable();
+    let counted = both.lanes.waiting_for_release();
+    ensure(named == expected && counted == expected.len(), || {
+        format!("{counted} lanes, {named:?}, wait for a release, should be {expected:?}")
+    })
 }
 
 fn l9_holds_are_as_long_as_they_were_made(both: &Beside) -> Checked {

@@ -55,6 +55,7 @@ pub(super) enum Step {
     FlushDone { nth: usize, keep: u32 },
     Tick { later: u64 },
     Release { key: u8 },
+    ReleaseWaiting { key: u8 },
     Pause { key: u8 },
     Resume { key: u8 },
     Cancel { nth: usize },
@@ -158,7 +159,10 @@ impl Step {
             48..=49 => Self::Tick {
                 later: bits.later(),
             },
-            50..=51 => Self::Release { key: bits.key() },
+            50..=51 => match (bits.key(), bits.take(1)) {
+                (key, 0) => Self::Release { key },
+                (key, _) => Self::ReleaseWaiting { key },
+            },
             52 => Self::Pause { key: bits.key() },
             53..=54 => Self::Resume { key: bits.key() },
             55..=57 => Self::Cancel { nth: bits.nth() },
