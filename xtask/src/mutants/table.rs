@@ -1090,8 +1090,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "audit-goes-by-the-code",
         invariant: "R1",
         file: POOL,
-        find: "            pool: &self.name,\n            key: lane.key(),\n",
-        replace: "            pool: delivery.parcel.address.pool.as_deref().unwrap_or(\"default\"),\n            key: lane.key(),\n",
+        find: "            pool: &self.name,\n            // Not the lane's",
+        replace: "            pool: delivery.parcel.address.pool.as_deref().unwrap_or(\"default\"),\n            // Not the lane's",
         test: AUDITED,
     },
     Mutation {

@@ -119,7 +119,8 @@ impl<T: Settler> DoorSettler<T> {
         let numbers: Vec<Option<usize>> = receipts.iter().map(|lent| lent.n).collect();
         let key = |n: &Option<usize>| n.and_then(|n| world.case.key_of(n)).map(str::to_owned);
         let keys: Vec<Option<String>> = numbers.iter().map(key).collect();
-        let receipts = receipts.into_iter().map(|lent| lent.receipt).collect();
+        let receipts: Vec<_> = receipts.into_iter().map(|lent| lent.receipt).collect();
+        let loans = receipts.clone();
         let remote = self.remote;
         let carry_out = async {
             if remote {
@@ -146,17 +147,25 @@ impl<T: Settler> DoorSettler<T> {
             }
             results
         };
+        let mut lost = false;
         let failed = |effect| {
-            let error = match effect {
-                Effect::Lost => SettleError::Lost("simulated".to_owned()),
-                _ => SettleError::Again("simulated".to_owned()),
-            };
             for n in numbers.iter().flatten() {
                 world.note(What::Unsettled { n: *n, call: what });
             }
+            // Loans of the embedded queue end with the process only.
+            lost = effect == Effect::Lost && remote;
+            let error = match lost {
+                true => SettleError::Lost("simulated".to_owned()),
+                false => SettleError::Again("simulated".to_owned()),
+            };
             vec![Err(error); numbers.len()]
         };
-        world.call(what, &keys, carry_out, failed).await
+        let results = world.call(what, &keys, carry_out, failed).await;
+        if lost {
+            // The broker has it again.
+            self.settler.give_back(loans, Duration::ZERO).await;
+        }
+        results
     }
 }
 

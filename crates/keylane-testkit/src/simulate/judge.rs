@@ -26,6 +26,8 @@ pub enum Rule {
     AtRest,
     Metrics,
     Readiness,
+    /// The router itself did not see what is wrong.
+    Unseen,
     Stop,
     Broken,
 }
@@ -413,6 +415,12 @@ impl<'a> Judge<'a> {
             End::Endless => self.wrong(Rule::Standstill, at, "it goes on without end"),
             End::Broken(text) => self.wrong(Rule::Broken, at, text),
         }
+        if self.violated && !self.audited && run.left.ordering_violations == 0 {
+            self.wrong(Rule::Unseen, at, "the self-audit did not see the order violation");
+        }
+        if run.end == End::StandsStill && run.problems.is_empty() {
+            self.wrong(Rule::Unseen, at, "readiness does not tell of the standstill");
+        }
         if !self.violated && (self.audited || run.left.ordering_violations > 0) {
             let text = "the self-audit tells of an order violation, and there is none";
             self.wrong(Rule::Metrics, at, text);
@@ -439,11 +447,6 @@ impl<'a> Judge<'a> {
             }
         }
     }
-}
-
-/// Whether the run's order failures were seen by the router itself.
-pub fn was_audited(run: &Run) -> bool {
-    run.left.ordering_violations > 0
 }
 
 #[cfg(test)]
