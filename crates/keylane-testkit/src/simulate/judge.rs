@@ -64,8 +64,10 @@ type Line = (String, String, Option<String>);
 struct Message {
     accepted: bool,
     resolved: bool,
-    /// Delivered in this life, and nothing since explains another attempt.
+    /// Delivered in this life.
     delivered_here: bool,
+    /// Something of this life explains a second attempt.
+    excused: bool,
     stored: bool,
     started: bool,
     running: bool,
@@ -137,7 +139,7 @@ impl<'a> Judge<'a> {
             What::End { n, answer } => self.end(*n, *answer),
             What::Acked { n } => self.acked(at, *n),
             What::Unsettled { n, .. } | What::Lost { n } | What::Returned { n } => {
-                self.messages[*n].delivered_here = false;
+                self.messages[*n].excused = true;
             }
             What::Stored { n, place } => {
                 self.messages[*n].stored |= is_stay(*place);
@@ -152,7 +154,7 @@ impl<'a> Judge<'a> {
                 self.running.clear();
                 for message in &mut self.messages {
                     message.running = false;
-                    message.delivered_here = false;
+                    (message.delivered_here, message.excused) = (false, false);
                 }
             }
             What::Began { plan } => {
@@ -161,7 +163,7 @@ impl<'a> Judge<'a> {
             }
             What::Suspended | What::Cut { .. } => {
                 for message in &mut self.messages {
-                    message.delivered_here = false;
+                    message.excused = true;
                 }
             }
             What::Problem { text } => self.problem(at, text),
@@ -191,7 +193,8 @@ impl<'a> Judge<'a> {
 
     fn line(&self, n: usize) -> Option<Line> {
         let message = &self.case.messages[n];
-        if message.key.is_none() && !self.is_serial(&message.queue) {
+        // It names no pool that can be read.
+        if message.malformed || message.key.is_none() && !self.is_serial(&message.queue) {
             return None;
         }
         if matches!(self.kind(&message.queue), Kind::Standard | Kind::Plain) {
@@ -245,14 +248,13 @@ impl<'a> Judge<'a> {
             let text = format!("m{n} is started while it runs");
             self.wrong(Rule::Overlap, at, &text);
         }
-        if self.messages[n].delivered_here {
+        if self.messages[n].delivered_here && !self.messages[n].excused {
             let text = format!("m{n} is started again after its delivery, without a cause");
             self.wrong(Rule::Duplicates, at, &text);
         }
         self.order(at, n);
         self.messages[n].started = true;
         self.messages[n].running = true;
-        self.messages[n].delivered_here = false;
         let pool = pool.to_owned();
         self.running.insert(n, Runs { pool: pool.clone() });
         self.overlap(at, n);
@@ -610,7 +612,7 @@ mod tests {
             n: 3,
             call: Call::Ack,
         };
-        events.insert(12, cause);
+        events.insert(3, cause);
         assert_eq!(wrong(events), []);
     }
 
