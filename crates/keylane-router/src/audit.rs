@@ -9,7 +9,8 @@
 //! * Of a key the last [`REMEMBERED`] starts are known. Who is overtaken by more than those could
 //!   also be a message that comes again, and is not reported.
 //! * A message that was started before may start again at any time: its lease was lost, it was
-//!   returned, it is a retry. So may what is replayed from a store.
+//!   returned, it is a retry. What comes from a store is in its place among the others and judged
+//!   like them.
 //! * Where several of a lane may run at once, or order is promised per batch only, nothing is
 //!   judged, nor later anything that may have been waiting then.
 
@@ -63,16 +64,16 @@ impl Scales {
 pub(crate) struct Line<'a> {
     pub(crate) scale: Scale,
     pub(crate) pool: &'a str,
-    /// `None` for the lane of all keyless messages.
+    /// `None` for keyless messages.
     pub(crate) key: Option<&'a Key>,
 }
 
 /// What kind of start it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// The first attempt, as far as the router knows.
+    /// The first attempt, as far as the router knows, or that of a stored message.
     First,
-    /// It was tried before, or comes from a store: known from now on, not judged.
+    /// It was tried before: known from now on, not judged.
     Again,
     /// No order is promised here: neither it nor anything before it is judged.
     Loose,

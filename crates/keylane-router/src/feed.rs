@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::blocked::BlockedHead;
@@ -48,6 +49,8 @@ pub(crate) enum Fed {
 #[derive(Default)]
 pub(crate) struct Feeders {
     by: Mutex<HashMap<LaneName, mpsc::UnboundedSender<Fed>>>,
+    /// Notified when a feeder has ended.
+    ended: Notify,
 }
 
 impl Feeders {
@@ -82,6 +85,16 @@ impl Feeders {
     pub(crate) fn tell(&self, lane: &LaneName, what: Fed) -> bool {
         let by = self.lock();
         by.get(lane).is_some_and(|feeder| feeder.send(what).is_ok())
+    }
+
+    /// Whether this lane has a feeder: rows of it may be in memory, or resolved and still stored.
+    pub(crate) fn has(&self, lane: &LaneName) -> bool {
+        self.lock().contains_key(lane)
+    }
+
+    /// Completes when a feeder ends after this was called.
+    pub(crate) fn ended(&self) -> Notified<'_> {
+        self.ended.notified()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<LaneName, mpsc::UnboundedSender<Fed>>> {
@@ -251,7 +264,7 @@ impl Feeder {
         stored.is_some_and(|lane| lane.replaying)
             && !self.router.stop_taking.is_cancelled()
             && self.router.has_source(&self.lane.source)
-            && self.pool().is_some()
+            && self.pool().is_some_and(|pool| !pool.is_draining())
     }
 
     /// Ends unless there is something to do after all; whoever starts a feeder looks here first.
@@ -262,6 +275,7 @@ impl Feeder {
         let ends = self.events.is_empty() && !self.is_wanted() && forgotten;
         if ends {
             by.remove(&self.lane);
+            router.feeders.ended.notify_waiters();
         }
         ends
     }

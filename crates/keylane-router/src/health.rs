@@ -24,6 +24,9 @@ pub enum Trouble {
     OpenBreaker,
     /// Keys are stored of a source of this name, and there is none: nobody feeds them.
     NoSource(std::sync::Arc<str>),
+    /// Stored messages were found without a key and given back to theirs. Shown until the end of
+    /// the process; it keeps nothing from working.
+    Recovered,
     /// A message was started after a later one of its key. That cannot be made good, so it is
     /// shown until the end of the process; it keeps nothing from working.
     Order,

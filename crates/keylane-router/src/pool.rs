@@ -42,9 +42,7 @@ use crate::runs::{Doing, Run, Runs, Watched};
 use crate::skips::{Skip, Skips};
 use crate::source::BatchId;
 use crate::spill::{Over, Overflowing, still_held};
-use crate::store::{
-    AuditEntry, DeadLetter, FailedAttempt, LaneName, ParkedLane, Stay, Store, StoreError,
-};
+use crate::store::{AuditEntry, DeadLetter, FailedAttempt, LaneName, Stay, Store, StoreError};
 use crate::store_trouble::StoreTrouble;
 use crate::trace::{self, Described, Link};
 use crate::unsettled::{Pressure, Unsettled};
@@ -285,8 +283,6 @@ pub(crate) struct Pool {
     hurried: Arc<Hurried>,
     blocked: Arc<Blocked>,
     runs: Arc<Runs>,
-    /// Its lanes were not always of the scope they are now: keys may be in lanes of the other.
-    scope_changed: AtomicBool,
     /// How often messages that name another pool began to come here.
     codes: AtomicU64,
 }
@@ -351,12 +347,6 @@ impl Pool {
     ) -> Arc<Self> {
         let limits = limits_of(&plan);
         let targets = Arc::new(plan.targets.clone());
-        // Keys may have been parked before the last start, under another plan.
-        let shared_lanes = plan.lane_scope == LaneScope::Pool;
-        let other_scope = |parked: &ParkedLane| {
-            parked.lane.pool == name && LaneId::is_shared(&parked.lane) != shared_lanes
-        };
-        let scope_changed = shared.store.parked().iter().any(other_scope);
         let weights = Weights::new(plan.byte_budget);
         let plan = Arc::new(RwLock::new(Arc::new(plan)));
         let pool = Arc::new(OnceLock::new());
@@ -407,7 +397,6 @@ impl Pool {
             hurried,
             blocked,
             runs,
-            scope_changed: AtomicBool::new(scope_changed),
             codes: AtomicU64::new(0),
         });
         let _ = pool.set(Arc::downgrade(&made));
@@ -417,11 +406,6 @@ impl Pool {
     /// The plan in force.
     pub(crate) fn plan(&self) -> Arc<PoolPlan> {
         current(&self.plan)
-    }
-
-    /// Whether keys may be in lanes of another scope than the plan's.
-    pub(crate) fn scope_changed(&self) -> bool {
-        self.scope_changed.load(Ordering::SeqCst)
     }
 
     /// Messages that went to another pool go here from now on.
@@ -437,10 +421,6 @@ impl Pool {
     /// Puts another plan in force: same lanes, new limits, at once.
     pub(crate) fn set_plan(&self, plan: PoolPlan) {
         let limits = limits_of(&plan);
-        if plan.lane_scope != self.plan().lane_scope {
-            // Before the plan is in force: who sees the new scope looks for the old one too.
-            self.scope_changed.store(true, Ordering::SeqCst);
-        }
         self.weights.set_budget(plan.byte_budget);
         *self.plan.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
         self.executor
@@ -535,15 +515,11 @@ impl Pool {
         self.gone_back.sweep(source, |lane| self.has(lane));
     }
 
-    /// Whether the lane has anything unresolved here.
+    /// Whether the lane has anything unresolved here. What a flush took is here until the flush is
+    /// over: it may be on its way to the store, or stay.
     pub(crate) fn has(&self, lane: &LaneId) -> bool {
-        self.held(lane) > 0
-    }
-
-    /// How many messages the lane has here.
-    fn held(&self, lane: &LaneId) -> usize {
         let state = self.executor.lane(lane);
-        state.map_or(0, |lane| lane.running + lane.waiting)
+        state.is_some_and(|lane| lane.running + lane.waiting > 0 || lane.flushing)
     }
 
     pub(crate) fn lane(&self, lane: &LaneId) -> Option<LaneState> {
@@ -750,6 +726,18 @@ impl Pool {
         self.executor.drain(deadline).await
     }
 
+    /// Everything that is here leaves its lanes as soon as nothing of its lane runs.
+    pub(crate) fn flush_all(&self) {
+        for lane in self.executor.keys() {
+            self.flush(&lane);
+        }
+    }
+
+    /// Takes messages again after [`Pool::close`].
+    pub(crate) fn reopen(&self) {
+        self.draining.store(false, Ordering::SeqCst);
+    }
+
     /// Takes nothing more, unless it holds lanes that cannot be given back or stored.
     pub(crate) fn close(&self, shared: &Shared) -> bool {
         let _nobody_pushes = self.pushing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -952,10 +940,10 @@ impl Attempts {
         if let Some(until) = not_before.filter(|at| !hurried && *at > Instant::now()) {
             return self.hold(delivery, until);
         }
-        if self.belongs_to_the_store(&delivery) {
-            delivery.set_fate(Fate::ParkBehind);
-        } else if !delivery.is_stored() && self.gone_back.includes(&delivery) {
+        if self.follows_what_went_back(&delivery) {
             delivery.set_fate(Fate::Return);
+        } else if self.belongs_to_the_store(&delivery) {
+            delivery.set_fate(Fate::ParkBehind);
         }
         let doing = match delivery.fate() {
             Fate::Attempt => Doing::Calling,
@@ -1060,6 +1048,26 @@ impl Attempts {
         {
             router.feeders.tell(&lane.name(&self.name), Fed::Now);
         }
+    }
+
+    /// Whether what was ahead of this message in its batch and lane has gone back to its source.
+    fn follows_what_went_back(&self, delivery: &Delivery) -> bool {
+        !delivery.is_stored()
+            && *delivery.fate() != Fate::Delivered
+            && self.gone_back.includes(delivery)
+    }
+
+    /// Marks what follows something that went back as what goes back too. Returns whether there is
+    /// any.
+    pub(crate) fn follow_what_went_back(&self, jobs: &mut [Queued<Job>]) -> bool {
+        let mut any = false;
+        for queued in jobs {
+            if self.follows_what_went_back(&queued.job) {
+                queued.job.set_fate(Fate::Return);
+                any = true;
+            }
+        }
+        any
     }
 
     /// What is fresh goes behind what the store has of its key; what came from there and is not
@@ -1193,7 +1201,7 @@ impl Attempts {
         };
         let start = if lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch {
             Start::Loose
-        } else if delivery.is_stored() || delivery.stay != Stay::default() {
+        } else if !delivery.is_stored() && delivery.stay != Stay::default() {
             Start::Again
         } else {
             Start::First

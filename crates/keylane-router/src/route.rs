@@ -1,8 +1,10 @@
 //! Which pool a message goes to. Routes are sticky: where a key has something unresolved, its
 //! arrivals follow it there.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+
+use tokio_util::sync::CancellationToken;
 
 use crate::counters::Registry;
 use crate::lane::LaneId;
@@ -26,44 +28,62 @@ pub(crate) struct Routes {
 #[derive(Default)]
 struct Table {
     active: BTreeMap<Arc<str>, Arc<Pool>>,
-    /// By pool code: pools that may still hold keys of messages that name it.
-    former: HashMap<Arc<str>, Vec<Arc<Pool>>>,
+    /// Removed pools that still hold keys. There is one pool of a name at a time.
+    leaving: BTreeMap<Arc<str>, Leaving>,
+    /// Pool codes whose messages went to the default pool until a pool of that name was added.
+    in_default: BTreeSet<Arc<str>>,
     /// What a queue that locks keys goes by.
     codes: Arc<PoolCodes>,
     /// The pools behind each name in `codes`.
     groups: BTreeMap<Arc<str>, Vec<Arc<Pool>>>,
 }
 
+/// A removed pool.
+pub(crate) struct Leaving {
+    pub(crate) pool: Arc<Pool>,
+    /// Cancelled when the pool is added again.
+    pub(crate) called_off: CancellationToken,
+}
+
 impl Table {
-    fn pool_for(&self, code: &str) -> Arc<Pool> {
+    fn pool_for(&self, code: &str) -> &Arc<Pool> {
         let named = self.active.get(code).or_else(|| self.active.get(DEFAULT));
-        named.expect("there is always a default pool").clone()
+        named.expect("there is always a default pool")
     }
 
-    /// Where messages with this code may go: to the pool it means, or to one that still holds
-    /// their key.
-    fn pools_of(&self, code: &str) -> Vec<Arc<Pool>> {
-        let former = self.former.get(code).into_iter().flatten().cloned();
-        former.chain([self.pool_for(code)]).collect()
+    fn find(&self, name: &str) -> Option<&Arc<Pool>> {
+        let leaving = || self.leaving.get(name).map(|leaving| &leaving.pool);
+        self.active.get(name).or_else(leaving)
+    }
+
+    /// The pools that may hold messages of this code, in the order in which they are asked. What is
+    /// in the pool of the code's own name is newer than what is in the default pool.
+    fn may_hold(&self, code: &str) -> impl Iterator<Item = &Arc<Pool>> {
+        let default = self.in_default.contains(code).then_some(DEFAULT);
+        let names = [Some(code), default].into_iter().flatten();
+        names.filter_map(|name| self.find(name))
+    }
+
+    /// All codes that are not just unknown.
+    fn known(&self) -> BTreeSet<Arc<str>> {
+        let names = self.active.keys().chain(self.leaving.keys());
+        names.chain(&self.in_default).cloned().collect()
     }
 
     /// Names the pools anew. Pools that messages with one code may go to have one name, so that a
     /// queue never tells lanes apart that are one here.
     fn name_codes(&mut self) {
-        let known: BTreeSet<&Arc<str>> = self.active.keys().chain(self.former.keys()).collect();
-        let mut groups: Vec<BTreeMap<Arc<str>, Vec<Arc<Pool>>>> = Vec::new();
+        let known = self.known();
+        let mut groups: Vec<BTreeMap<Arc<str>, Arc<Pool>>> = Vec::new();
         for code in &known {
-            let mut group = BTreeMap::<Arc<str>, Vec<Arc<Pool>>>::new();
-            for pool in self.pools_of(code) {
-                group.entry(pool.name.clone()).or_default().push(pool);
-            }
+            let pools = self.may_hold(code).chain([self.pool_for(code)]);
+            let mut group: BTreeMap<Arc<str>, Arc<Pool>> = pools
+                .map(|pool| (pool.name.clone(), pool.clone()))
+                .collect();
             groups.retain(|other| {
                 let apart = !other.keys().any(|name| group.contains_key(name));
                 if !apart {
-                    for (name, pools) in other {
-                        let same = group.entry(name.clone()).or_default();
-                        same.extend(pools.iter().cloned());
-                    }
+                    group.extend(other.clone());
                 }
                 apart
             });
@@ -76,11 +96,11 @@ impl Table {
         };
         let named = known
             .iter()
-            .map(|code| ((*code).clone(), name_of(&self.pool_for(code).name)));
+            .map(|code| (code.clone(), name_of(&self.pool_for(code).name)));
         let codes = PoolCodes::new(named, name_of(&self.pool_for(DEFAULT).name));
         let named = groups.into_iter().filter_map(|group| {
             let name = group.keys().next()?.clone();
-            Some((name, group.into_values().flatten().collect()))
+            Some((name, group.into_values().collect()))
         });
         self.groups = named.collect();
         if *self.codes != codes {
@@ -115,36 +135,20 @@ impl Routes {
         if !table.active.contains_key(code) {
             self.warn_once(code, counted);
         }
-        if let Some(former) = table.former.get(code) {
-            for pool in former {
-                let lane = self.lane_in(pool, &lane);
-                if self.has(pool, &lane) {
-                    return (pool.clone(), lane);
-                }
+        let lane_in = |pool: &Pool| lane(pool.plan().lane_scope);
+        for pool in table.may_hold(code) {
+            let lane = lane_in(pool);
+            if self.has(pool, &lane) {
+                return (pool.clone(), lane);
             }
         }
         let pool = table.pool_for(code);
-        let lane = self.lane_in(&pool, &lane);
-        (pool, lane)
-    }
-
-    /// The lane of a message in this pool. Where its scope was another one, what is unresolved
-    /// under that keeps the key there. The source's own lane comes first: what is in the shared one
-    /// may be of other sources.
-    fn lane_in(&self, pool: &Pool, lane: impl Fn(LaneScope) -> LaneId) -> LaneId {
-        if pool.scope_changed() {
-            for scope in [LaneScope::Source, LaneScope::Pool] {
-                let lane = lane(scope);
-                if self.has(pool, &lane) {
-                    return lane;
-                }
-            }
-        }
-        lane(pool.plan().lane_scope)
+        (pool.clone(), lane_in(pool))
     }
 
     fn has(&self, pool: &Pool, lane: &LaneId) -> bool {
-        pool.has(lane) || self.store.parked_lane(&lane.name(&pool.name)).is_some()
+        pool.has(lane)
+            || self.store.parks_any() && self.store.parked_lane(&lane.name(&pool.name)).is_some()
     }
 
     fn warn_once(&self, code: &str, counted: &Registry) {
@@ -156,27 +160,19 @@ impl Routes {
         }
     }
 
+    /// The pool of this name, also while it is leaving.
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<Pool>> {
+        self.table().find(name).cloned()
+    }
+
     /// The pool of this name.
     pub(crate) fn pool(&self, name: &str) -> Option<Arc<Pool>> {
         self.table().active.get(name).cloned()
     }
 
-    /// The pool of this name, or the one that had it before the last changes.
-    pub(crate) fn find(&self, name: &str) -> Option<Arc<Pool>> {
-        let table = self.table();
-        let former = || {
-            table
-                .former
-                .values()
-                .flatten()
-                .find(|pool| *pool.name == *name)
-        };
-        table.active.get(name).or_else(former).cloned()
-    }
-
     /// Where messages that name this pool go now.
     pub(crate) fn pool_for(&self, code: &str) -> Arc<Pool> {
-        self.table().pool_for(code)
+        self.table().pool_for(code).clone()
     }
 
     /// What pool codes mean to a queue that locks keys: the same `Arc` until that changes.
@@ -195,58 +191,68 @@ impl Routes {
     /// All pools that may hold something.
     pub(crate) fn pools(&self) -> Vec<Arc<Pool>> {
         let table = self.table();
-        let mut pools: Vec<Arc<Pool>> = table.active.values().cloned().collect();
-        for pool in table.former.values().flatten() {
-            if !pools.iter().any(|known| Arc::ptr_eq(known, pool)) {
-                pools.push(pool.clone());
-            }
-        }
-        pools
+        let leaving = table.leaving.values().map(|leaving| &leaving.pool);
+        table.active.values().chain(leaving).cloned().collect()
     }
 
     /// Keys of messages that name these pools stay in the default pool while they have something
     /// there: it was their pool before.
     pub(crate) fn were_in_default(&self, codes: impl IntoIterator<Item = Arc<str>>) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let default = table.pool_for(DEFAULT);
-        for code in codes {
-            table.former.entry(code).or_default().push(default.clone());
-        }
+        table.in_default.extend(codes);
         table.name_codes();
     }
 
-    /// Puts other pools in force. Keys stay where they have something unresolved. Answers the
-    /// pools that are no longer active.
-    pub(crate) fn change(&self, pools: BTreeMap<Arc<str>, Arc<Pool>>) -> Vec<Arc<Pool>> {
+    /// Puts other pools in force. Keys stay where they have something unresolved. Returns the pools
+    /// that are leaving from now on; a leaving pool that is active again does not leave.
+    pub(crate) fn change(&self, pools: BTreeMap<Arc<str>, Arc<Pool>>) -> Vec<Leaving> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let codes: HashSet<Arc<str>> = table.active.keys().chain(pools.keys()).cloned().collect();
-        let before: Vec<(Arc<str>, Arc<Pool>)> = codes
+        let codes: BTreeSet<Arc<str>> = table
+            .known()
             .into_iter()
-            .map(|code| (code.clone(), table.pool_for(&code)))
+            .chain(pools.keys().cloned())
             .collect();
+        let meant = |table: &Table| -> Vec<Arc<Pool>> {
+            codes
+                .iter()
+                .map(|code| table.pool_for(code).clone())
+                .collect()
+        };
+        let before = meant(&table);
         let old = std::mem::replace(&mut table.active, pools);
-        for (code, was) in before {
-            let is = table.pool_for(&code);
-            if !Arc::ptr_eq(&was, &is) {
+        for (was, is) in before.into_iter().zip(meant(&table)) {
+            if was.name != is.name {
                 is.code_comes();
-                table.former.entry(code).or_default().push(was);
             }
         }
+        let added: Vec<Arc<str>> = table.active.keys().cloned().collect();
+        for name in added.into_iter().filter(|name| !old.contains_key(name)) {
+            if let Some(leaving) = table.leaving.remove(&name) {
+                leaving.called_off.cancel();
+            }
+            table.in_default.insert(name);
+        }
+        let mut removed = Vec::new();
+        for (name, pool) in old {
+            if table.active.contains_key(&name) {
+                continue;
+            }
+            let called_off = CancellationToken::new();
+            let leaving = || Leaving {
+                pool: pool.clone(),
+                called_off: called_off.clone(),
+            };
+            removed.push(leaving());
+            table.leaving.insert(name, leaving());
+        }
         table.name_codes();
-        let active = &table.active;
-        let gone = old
-            .into_values()
-            .filter(|pool| !active.contains_key(&pool.name));
-        gone.collect()
+        removed
     }
 
-    /// A pool that is gone is no longer asked.
-    pub(crate) fn forget(&self, pool: &Arc<Pool>) {
+    /// A leaving pool is gone.
+    pub(crate) fn forget(&self, pool: &Pool) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        for former in table.former.values_mut() {
-            former.retain(|other| !Arc::ptr_eq(other, pool));
-        }
-        table.former.retain(|_, former| !former.is_empty());
+        table.leaving.remove(&pool.name);
         table.name_codes();
     }
 

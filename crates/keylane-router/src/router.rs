@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use keylane::Permits;
 use tokio_util::sync::CancellationToken;
@@ -27,10 +27,10 @@ use crate::plan::{
     BreakerPlan, Envelope, Instances, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan,
 };
 use crate::pool::{Ability, Pool, Shared};
-use crate::route::{DEFAULT, Routes};
+use crate::route::{DEFAULT, Leaving, Routes};
 use crate::skips::Skips;
 use crate::source::{Features, Order, Source};
-use crate::store::{LaneName, Store, StoreError};
+use crate::store::{AuditEntry, LaneName, Move, ParkedLane, Store, StoreError};
 use crate::store_trouble::StoreTrouble;
 use crate::trace::{Described, Link};
 use crate::waits::BreakerWaits;
@@ -44,6 +44,10 @@ const CUT_GRACE: Duration = Duration::from_secs(2);
 
 /// A removed pool that cannot go yet is looked at this often.
 const STAYS: Duration = Duration::from_secs(1);
+/// So many rows of a stored lane are named at once.
+const NAMES: usize = 1000;
+/// Attempts of a closed pool that run longer than this are warned about.
+const ATTEMPT_ENDS: Duration = Duration::from_secs(60);
 
 /// What everything in the router shares.
 pub(crate) struct Inner {
@@ -161,6 +165,11 @@ pub enum StartError {
         /// The lanes that it takes.
         min_lanes: usize,
     },
+    /// Lanes change their scope only between two runs.
+    #[error(
+        "pool `{0}`: lane_scope cannot change while the router runs; set it back, or restart with the new value: what is stored moves then"
+    )]
+    ScopeChanged(Arc<str>),
     /// The router is stopping.
     #[error("the router is stopping")]
     Stopping,
@@ -274,14 +283,19 @@ impl Router {
         for source in sources.into_iter().filter(|source| !goes(&source.name)) {
             check_source(&plan, &source.name, &source.features, &source.plan)?;
         }
+        self.inner.keeps_scopes(&plan)?;
         self.inner.separate_no_more(&plan).await?;
         self.inner.permits.set(most_in_flight(&plan));
         self.inner.set_breaker(&plan.breaker);
         let mut pools = BTreeMap::new();
+        let mut again = Vec::new();
         for (name, pool_plan) in with_default(&plan) {
-            let pool = match self.inner.routes.pool(&name) {
+            let pool = match self.inner.routes.find(&name) {
                 Some(pool) => {
                     pool.set_plan(pool_plan);
+                    if self.inner.routes.pool(&name).is_none() {
+                        again.push(pool.clone());
+                    }
                     pool
                 }
                 None => self.inner.new_pool(name.clone(), pool_plan),
@@ -295,11 +309,14 @@ impl Router {
             .write()
             .unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
         self.inner.alarm.wake();
-        for pool in removed {
+        for pool in again {
+            self.inner.stay(&pool);
+        }
+        for leaving in removed {
             let inner = self.inner.clone();
             self.inner
                 .tasks
-                .spawn(async move { inner.retire(pool).await });
+                .spawn(async move { inner.retire(leaving).await });
         }
         Ok(())
     }
@@ -640,6 +657,18 @@ fn ability(features: &Features, source: &SourcePlan, described: Described) -> Ab
     }
 }
 
+/// What the router did to a pause because the scope of its pool's lanes is another.
+fn of_scope(verb: &str, lane: &LaneName) -> AuditEntry {
+    AuditEntry {
+        at: SystemTime::now(),
+        who: "keylane".to_owned(),
+        verb: verb.to_owned(),
+        lane: Some(lane.clone()),
+        identity: None,
+        why: "lane_scope is another one since this start".to_owned(),
+    }
+}
+
 impl Inner {
     fn new(
         plan: Plan,
@@ -709,20 +738,20 @@ impl Inner {
     /// Takes up what the store knows from before: pauses, and keys of pools that are gone. Stored
     /// keys are fed once their source is there.
     async fn take_up(self: &Arc<Self>) -> Result<(), StoreError> {
+        self.report_recovered();
+        self.move_pauses().await?;
         for pool in self.routes.pools() {
             self.apply_pauses(&pool);
         }
-        let stored: BTreeSet<Arc<str>> = self
-            .store
-            .parked()
-            .into_iter()
-            .map(|p| p.lane.pool)
-            .collect();
-        for pool in stored {
-            if self.routes.pool(&pool).is_none() {
-                self.rehome(&pool).await;
+        let mut moves = Vec::new();
+        for ParkedLane { lane, .. } in self.store.parked() {
+            let pool = self.routes.pool_for(&lane.pool);
+            let shared = pool.plan().lane_scope == LaneScope::Pool;
+            if pool.name != lane.pool || shared != LaneId::is_shared(&lane) {
+                moves.extend(self.moves_to(&pool, &lane).await?);
             }
         }
+        self.move_stored(moves).await?;
         self.keep_to_the_default_pool().await?;
         let waits = self.shared.waits.clone();
         let stop = self.stop_taking.clone();
@@ -769,19 +798,112 @@ impl Inner {
         }
     }
 
-    /// Stored keys of a pool that is gone go where its messages go from now on.
-    async fn rehome(self: &Arc<Self>, pool: &Arc<str>) {
-        let to = self.routes.pool_for(pool).name.clone();
-        match self.store.move_lanes(pool.clone(), to.clone()).await {
-            Ok(moved) if moved.is_empty() => {}
-            Ok(moved) => {
-                tracing::info!("{} stored keys of pool `{pool}` go to `{to}`", moved.len());
-                for lane in moved {
-                    self.feed(&lane);
-                }
-            }
-            Err(error) => self.shared.store_trouble.fails(&error),
+    /// The moves that bring a stored lane to this pool, into lanes of the pool's scope.
+    async fn moves_to(&self, pool: &Pool, lane: &LaneName) -> Result<Vec<Move>, StoreError> {
+        let scope = pool.plan().lane_scope;
+        let to = |source: &Arc<str>, of: Option<Arc<str>>| Move::Lane {
+            from: lane.clone(),
+            of,
+            to: LaneName {
+                source: source.clone(),
+                pool: pool.name.clone(),
+                ..lane.clone()
+            },
+        };
+        if scope == LaneScope::Pool {
+            return Ok(vec![to(&any_source(), None)]);
         }
+        let sources = match LaneId::is_shared(lane) {
+            true => self.sources_in(lane).await?,
+            false => BTreeSet::new(),
+        };
+        // A lane without rows is of no source yet.
+        if sources.is_empty() {
+            return Ok(vec![to(&lane.source, None)]);
+        }
+        let each = sources
+            .iter()
+            .map(|source| to(source, Some(source.clone())));
+        Ok(each.collect())
+    }
+
+    /// Whose messages a stored lane has.
+    async fn sources_in(&self, lane: &LaneName) -> Result<BTreeSet<Arc<str>>, StoreError> {
+        let mut sources = BTreeSet::new();
+        let mut after = 0;
+        loop {
+            let names = self.store.parked_names(lane.clone(), after, NAMES).await?;
+            let Some((last, _)) = names.last() else {
+                return Ok(sources);
+            };
+            after = *last;
+            sources.extend(names.into_iter().map(|(_, identity)| identity.source));
+        }
+    }
+
+    /// Pauses of lanes of another scope than the plan's hold for the lanes of that from now on.
+    async fn move_pauses(&self) -> Result<(), StoreError> {
+        let plan = self.plan();
+        for old in self.store.pauses() {
+            let Some(pool) = self.routes.pool(&old.pool) else {
+                continue;
+            };
+            let shared = pool.plan().lane_scope == LaneScope::Pool;
+            if shared == LaneId::is_shared(&old) {
+                continue;
+            }
+            let sources: Vec<Arc<str>> = match shared {
+                true => vec![any_source()],
+                false => plan.sources.keys().cloned().collect(),
+            };
+            for source in sources {
+                let new = LaneName {
+                    source,
+                    ..old.clone()
+                };
+                let audit = of_scope("pause", &new);
+                self.store.pause(new, audit).await?;
+            }
+            let audit = of_scope("resume", &old);
+            self.store.resume(old, audit).await?;
+        }
+        Ok(())
+    }
+
+    /// Moves stored lanes, and feeds them where they are now.
+    async fn move_stored(self: &Arc<Self>, moves: Vec<Move>) -> Result<(), StoreError> {
+        if moves.is_empty() {
+            return Ok(());
+        }
+        self.store.move_lanes(moves.clone()).await?;
+        for one in &moves {
+            if let Move::Lane { from, to, .. } = one {
+                tracing::info!(?from, ?to, "moved a stored key");
+                if let Some(pool) = self.routes.find(&to.pool) {
+                    // Behind what it had: positions are not compared across that.
+                    pool.code_comes();
+                }
+                self.feed(to);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells of rows that the store found without a lane.
+    fn report_recovered(&self) {
+        let recovered = self.store.recovered();
+        let Some((lane, _)) = recovered.first() else {
+            return;
+        };
+        let rows: u64 = recovered.iter().map(|(_, rows)| rows).sum();
+        let text = format!(
+            "{rows} stored messages had no key and were given back to theirs, {} keys, {} of source `{}` in pool `{}` among them; those that are parked now wait for you: replay them, or drop them if later messages have made them void",
+            recovered.len(),
+            LaneId::of(lane).in_words(),
+            lane.source,
+            lane.pool
+        );
+        self.health.trouble(Trouble::Recovered, text);
     }
 
     /// What waits of a source goes back to it.
@@ -843,8 +965,31 @@ impl Inner {
         }
     }
 
-    /// A removed pool drains to its deadline, then gives back or stores what is left and goes.
-    async fn retire(self: &Arc<Self>, pool: Arc<Pool>) {
+    /// A key has one lane: its scope changes only where nothing is in memory.
+    fn keeps_scopes(&self, plan: &Plan) -> Result<(), StartError> {
+        for (name, after) in with_default(plan) {
+            let before = self.routes.find(&name);
+            if before.is_some_and(|pool| pool.plan().lane_scope != after.lane_scope) {
+                return Err(StartError::ScopeChanged(name));
+            }
+        }
+        Ok(())
+    }
+
+    /// A leaving pool was added again: it takes and feeds what it has.
+    fn stay(self: &Arc<Self>, pool: &Pool) {
+        pool.reopen();
+        for stored in self.store.parked() {
+            if stored.lane.pool == pool.name {
+                self.feed(&stored.lane);
+            }
+        }
+    }
+
+    /// A removed pool drains to its deadline, then its remaining lanes move, unless it is added
+    /// again meanwhile.
+    async fn retire(self: &Arc<Self>, leaving: Leaving) {
+        let Leaving { pool, called_off } = leaving;
         let gauges = pool.gauges();
         let name = &*pool.name;
         tracing::info!(
@@ -854,23 +999,76 @@ impl Inner {
             keys = gauges.lanes,
             "the pool was removed: draining"
         );
-        match pool.plan().drain {
-            None => pool.all_idle().await,
-            Some(deadline) => {
-                let _ = tokio::time::timeout(deadline, pool.all_idle()).await;
+        let leave = async {
+            match pool.plan().drain {
+                None => pool.all_idle().await,
+                Some(deadline) => {
+                    let _ = tokio::time::timeout(deadline, pool.all_idle()).await;
+                }
             }
+            // What its source cannot take back in order, and no store may have, stays to its end.
+            while !self.close(&pool).await {
+                let _ = tokio::time::timeout(STAYS, pool.all_idle()).await;
+            }
+            loop {
+                let fed = self.feeders.ended();
+                if self.move_out(&pool).await {
+                    return;
+                }
+                let _ = tokio::time::timeout(STAYS, fed).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = called_off.cancelled() => {
+                tracing::info!(pool = name, "the removed pool was added again: it stays");
+            }
+            // What is stored moves at the next start.
+            () = self.stop_taking.cancelled() => {}
+            () = leave => tracing::info!(pool = name, "the removed pool is gone"),
         }
-        // What its source cannot take back in order, and no store may have, stays to its end.
-        while !pool.close(&self.shared) && !self.stop_taking.is_cancelled() {
-            let _ = tokio::time::timeout(STAYS, pool.all_idle()).await;
-        }
-        while !pool.drain(Duration::from_secs(60)).await {
+    }
+
+    /// A leaving pool takes nothing more, unless it holds lanes that cannot go.
+    async fn close(&self, pool: &Pool) -> bool {
+        let _not_added_again = self.changing.lock().await;
+        pool.close(&self.shared)
+    }
+
+    /// What a closed pool holds goes back or to the store, and what is stored of it goes where its
+    /// messages go now. Returns whether that is done, and then the pool is gone.
+    async fn move_out(self: &Arc<Self>, pool: &Arc<Pool>) -> bool {
+        pool.flush_all();
+        if tokio::time::timeout(ATTEMPT_ENDS, pool.all_idle())
+            .await
+            .is_err()
+        {
+            let name = &*pool.name;
             tracing::warn!(pool = name, "attempts of the removed pool still run");
+            return false;
         }
-        // Before it is forgotten: what arrives follows its key.
-        self.rehome(&pool.name).await;
-        self.routes.forget(&pool);
-        tracing::info!(pool = name, "the removed pool is gone");
+        let _not_added_again = self.changing.lock().await;
+        let stored = self.store.parked().into_iter().map(|stored| stored.lane);
+        let of_it = stored.filter(|lane| lane.pool == pool.name);
+        // Rows that a feeder has not finished with keep their numbers.
+        let (busy, free): (Vec<_>, Vec<_>) = of_it.partition(|lane| self.feeders.has(lane));
+        let to = self.routes.pool_for(&pool.name);
+        let moved = async {
+            let mut moves = Vec::new();
+            for lane in &free {
+                moves.extend(self.moves_to(&to, lane).await?);
+            }
+            self.move_stored(moves).await
+        };
+        if let Err(error) = moved.await {
+            self.shared.store_trouble.fails(&error);
+            return false;
+        }
+        self.shared.store_trouble.works();
+        if busy.is_empty() {
+            self.routes.forget(pool);
+        }
+        busy.is_empty()
     }
 
     pub(crate) fn plan(&self) -> Arc<Plan> {
@@ -915,10 +1113,10 @@ impl Inner {
 
     pub(crate) fn envelope_of(&self, source: &str) -> Envelope {
         let consumers = self.consumers();
-        let plan = consumers
-            .get(source)
-            .map(|consumer| consumer.plan.envelope.clone());
-        plan.unwrap_or(Envelope::Keylane)
+        let read = consumers.get(source).map(|consumer| consumer.plan.clone());
+        // What sources share may be fed before each of them is read.
+        let plan = read.or_else(|| self.plan().sources.get(source).cloned());
+        plan.map_or(Envelope::Keylane, |plan| plan.envelope)
     }
 
     /// What positions of this source can be compared with now.

@@ -156,10 +156,14 @@ impl Attempts {
     pub(crate) async fn deal_with(
         &self,
         lane: LaneId,
-        jobs: Vec<Queued<Job>>,
+        mut jobs: Vec<Queued<Job>>,
         running: usize,
     ) -> Vec<Queued<Job>> {
         let over = self.overflowing.take(&lane);
+        // Before anything else: stored, it would be in front of what its source gives again.
+        if self.follow_what_went_back(&mut jobs) {
+            return self.give_back(lane, jobs, false).await;
+        }
         let Some(head) = jobs.first() else {
             return jobs;
         };
@@ -172,11 +176,14 @@ impl Attempts {
         if let Some(reason) = parks {
             return self.park(lane, reason, jobs).await;
         }
+        // Nothing of a stored key goes back.
+        let stored = running == 0 && self.is_parked(&lane);
         match (head.job.fate().clone(), over) {
-            _ if returns => self.give_back(lane, jobs, false).await,
+            _ if returns && !stored => self.give_back(lane, jobs, false).await,
             (_, Some(Over::Spill(reason))) => self.spill(lane, reason, jobs, running).await,
             (_, Some(Over::Unload)) => self.unload(lane, jobs, running).await,
             (Fate::ParkBehind, _) => self.park_behind(lane, jobs).await,
+            _ if stored => self.park_behind(lane, jobs).await,
             (_, Some(Over::Return)) => self.give_back(lane, jobs, true).await,
             (_, Some(Over::Leave)) if !self.is_parked(&lane) => {
                 self.give_back(lane, jobs, false).await
@@ -184,7 +191,6 @@ impl Attempts {
             _ if self.is_draining() && running == 0 && !self.may_go_back(&lane, &jobs) => {
                 self.store_for_good(lane, jobs).await
             }
-            _ if self.is_parked(&lane) && running == 0 => self.park_behind(lane, jobs).await,
             _ if self.is_draining() => self.give_back(lane, jobs, false).await,
             // Asked for twice, and done the first time: a source that cannot take it back in order
             // must not get it back for nothing.
@@ -485,6 +491,8 @@ impl Attempts {
                 Ok(_) => {
                     drop(waits);
                     trouble.works();
+                    // The pool may be there again by now.
+                    let _ = self.shared.feeder(&name);
                     return self.keep_some(&lane, jobs, Some("spilled"));
                 }
                 Err(error) => {

@@ -160,6 +160,31 @@ pub struct ParkedLane {
     pub spilled: bool,
 }
 
+/// A change of the name under which messages are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// A stored lane is called `to` from now on. Where a lane of that name is stored, the rows go
+    /// behind its rows and the two are one lane, which is fed if both were. A lane that is moved
+    /// onto itself, or is not stored, stays as it is.
+    Lane {
+        /// The present name.
+        from: LaneName,
+        /// Only rows of this source move, and the others stay: for lanes that sources share.
+        of: Option<Arc<str>>,
+        /// The new name.
+        to: LaneName,
+    },
+    /// A source is called `to` from now on: its stored lanes move, and its rows, failed attempts,
+    /// dead letters and pauses are of the new name. A row keeps its old identity where the
+    /// new one is stored already.
+    Source {
+        /// The present name.
+        from: Arc<str>,
+        /// The new name.
+        to: Arc<str>,
+    },
+}
+
 /// What an operator did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AuditEntry {
@@ -227,12 +252,17 @@ pub trait Store: Send + Sync + 'static {
     ) -> Durable<Vec<(u64, Identity)>>;
     /// How many bytes each row of a lane has, in order, from `after` on.
     fn parked_sizes(&self, lane: LaneName, after: u64, limit: usize) -> Durable<Vec<u64>>;
-    /// The stored lanes of one pool go to another; answers them by their new names. Where that has
-    /// one of the same name the rows go behind its rows, and the two are one: fed if both were.
-    fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>>;
+    /// Gives stored lanes other names, one move after the other in one transaction. Of each key the
+    /// same messages are stored in the same order before and after.
+    fn move_lanes(&self, moves: Vec<Move>) -> Durable<()>;
+    /// Lanes made at the start for rows that had none, and how many rows each got; from memory.
+    fn recovered(&self) -> Vec<(LaneName, u64)> {
+        Vec::new()
+    }
     /// Rows that were resolved leave the store; a lane without rows is no longer parked.
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()>;
-    /// Marks a lane as being replayed (or stops that), with its audit entry in one transaction.
+    /// Marks a lane as being replayed (or stops that), with its audit entry in one transaction. A lane
+    /// without rows is no longer parked when it is to be replayed.
     fn set_replaying(&self, lane: LaneName, replaying: bool, audit: AuditEntry) -> Durable<()>;
     /// The row becomes a dead letter (skip); `None` deletes it (drop). One transaction.
     fn remove_parked(
@@ -259,18 +289,6 @@ pub trait Store: Send + Sync + 'static {
     fn audit(&self, entry: AuditEntry) -> Durable<()>;
     /// The newest entries, newest first.
     fn audit_log(&self, limit: usize) -> Durable<Vec<AuditEntry>>;
-}
-
-impl ParkedLane {
-    /// The other's messages are behind its own: fed if both were.
-    pub(crate) fn merge(&mut self, other: Self) {
-        self.messages += other.messages;
-        if self.replaying && !other.replaying {
-            self.replaying = false;
-            self.spilled = false;
-            self.reason = other.reason;
-        }
-    }
 }
 
 /// A write or read that failed.

@@ -53,6 +53,7 @@ const EMBEDDED_LOCK: &str = "crates/keylane-router/src/embedded/lock.rs";
 const EMBEDDED_WRITER: &str = "crates/keylane-router/src/embedded/writer.rs";
 const EMBEDDED_SYNC: &str = "crates/keylane-router/src/embedded/sync.rs";
 const SPILL: &str = "crates/keylane-router/src/spill.rs";
+const STORES: &str = "crates/keylane-router/src/embedded/stores.rs";
 const SERVER_SOURCES: &str = "crates/keylane-server/src/config/sources/mod.rs";
 
 /// The embedded queue's tests on real files, its state machine among them.
@@ -60,6 +61,22 @@ const EMBEDDED: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "embedded::",
+    env: &[],
+};
+
+/// Stored keys that are moved, in the stores
+const STORED_MOVES: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "embedded::moves",
+    env: &[],
+};
+
+/// and in the router.
+const MOVES: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::moves",
     env: &[],
 };
 
@@ -730,9 +747,17 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "rest-of-a-batch-stays",
         invariant: "R5",
         file: POOL,
-        find: "        } else if !delivery.is_stored() && self.gone_back.includes(&delivery) {\n",
-        replace: "        } else if false {\n",
+        find: "        if self.follows_what_went_back(&delivery) {\n",
+        replace: "        if false && self.follows_what_went_back(&delivery) {\n",
         test: ROUTED,
+    },
+    Mutation {
+        name: "spilled-behind-what-went-back",
+        invariant: "R6",
+        file: SPILL,
+        find: "        if self.follow_what_went_back(&mut jobs) {\n",
+        replace: "        if false && self.follow_what_went_back(&mut jobs) {\n",
+        test: MOVES,
     },
     Mutation {
         name: "spill-without-what-runs",
@@ -847,6 +872,46 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: ROUTED,
     },
     Mutation {
+        name: "lane-is-moved-onto-itself",
+        invariant: "R6",
+        file: STORES,
+        find: "    if from == to {\n        return Ok(());\n    }\n    let Some(lane)",
+        replace: "    let Some(lane)",
+        test: STORED_MOVES,
+    },
+    Mutation {
+        name: "moved-rows-keep-their-places",
+        invariant: "R6",
+        file: STORES,
+        find: "        move_row.execute((last, into, row))?;",
+        replace: "        move_row.execute((row, into, row))?;",
+        test: STORED_MOVES,
+    },
+    Mutation {
+        name: "moved-lane-is-fed-although-it-waits",
+        invariant: "R7",
+        file: STORES,
+        find: "            stop_feeding_as(sql, into, lane)?;\n",
+        replace: "",
+        test: STORED_MOVES,
+    },
+    Mutation {
+        name: "renamed-source-leaves-its-rows",
+        invariant: "R6",
+        file: STORES,
+        find: "        \"UPDATE OR IGNORE parked SET source = ?2 WHERE source = ?1\",\n",
+        replace: "",
+        test: STORED_MOVES,
+    },
+    Mutation {
+        name: "rows-without-a-lane-are-left",
+        invariant: "R6",
+        file: STORES,
+        find: "    if lost.is_empty() {\n        return Ok(Vec::new());",
+        replace: "    if true {\n        return Ok(Vec::new());",
+        test: STORED_MOVES,
+    },
+    Mutation {
         name: "park-goes-on-feeding",
         invariant: "R7",
         file: "crates/keylane-router/src/embedded/stores.rs",
@@ -858,8 +923,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "parked-keys-go-on",
         invariant: "R7",
         file: POOL,
-        find: "        if self.belongs_to_the_store(&delivery) {\n",
-        replace: "        if false && self.belongs_to_the_store(&delivery) {\n",
+        find: "        } else if self.belongs_to_the_store(&delivery) {\n",
+        replace: "        } else if false && self.belongs_to_the_store(&delivery) {\n",
         test: ROUTED,
     },
     Mutation {
@@ -946,9 +1011,41 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "new-route-at-once",
         invariant: "R11",
         file: ROUTE,
-        find: "                let lane = self.lane_in(pool, &lane);\n                if self.has(pool, &lane) {",
-        replace: "                let lane = self.lane_in(pool, &lane);\n                if false && self.has(pool, &lane) {",
+        find: "            if self.has(pool, &lane) {\n",
+        replace: "            if false && self.has(pool, &lane) {\n",
         test: ROUTED,
+    },
+    Mutation {
+        name: "pool-that-comes-back-is-another",
+        invariant: "R11",
+        file: ROUTER,
+        find: "            let pool = match self.inner.routes.find(&name) {\n",
+        replace: "            let pool = match self.inner.routes.pool(&name) {\n",
+        test: MOVES,
+    },
+    Mutation {
+        name: "drain-is-not-called-off",
+        invariant: "R11",
+        file: ROUTE,
+        find: "                leaving.called_off.cancel();\n",
+        replace: "                drop(leaving);\n",
+        test: MOVES,
+    },
+    Mutation {
+        name: "pool-goes-although-its-lanes-have-not-moved",
+        invariant: "R11",
+        file: ROUTER,
+        find: "            self.shared.store_trouble.fails(&error);\n            return false;\n        }\n        self.shared.store_trouble.works();",
+        replace: "            self.shared.store_trouble.fails(&error);\n        }\n        self.shared.store_trouble.works();",
+        test: MOVES,
+    },
+    Mutation {
+        name: "default-pool-comes-before-a-keys-own",
+        invariant: "R11",
+        file: ROUTE,
+        find: "        let names = [Some(code), default].into_iter().flatten();\n",
+        replace: "        let names = [default, Some(code)].into_iter().flatten();\n",
+        test: MOVES,
     },
     Mutation {
         name: "removed-pool-gives-back-whatever-it-has",
@@ -2159,12 +2256,28 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: SQS,
     },
     Mutation {
-        name: "lane-scope-changes-at-once",
+        name: "lane-scope-changes-by-a-reload",
         invariant: "R11",
-        file: ROUTE,
-        find: "        if pool.scope_changed() {\n",
-        replace: "        if pool.scope_changed() && false {\n",
-        test: ROUTED,
+        file: ROUTER,
+        find: "        self.inner.keeps_scopes(&plan)?;\n",
+        replace: "",
+        test: MOVES,
+    },
+    Mutation {
+        name: "stored-lanes-keep-their-scope",
+        invariant: "R11",
+        file: ROUTER,
+        find: "|| shared != LaneId::is_shared(&lane)",
+        replace: "|| (false && shared)",
+        test: MOVES,
+    },
+    Mutation {
+        name: "moved-lanes-keep-their-scope",
+        invariant: "R11",
+        file: ROUTER,
+        find: "        if scope == LaneScope::Pool {\n            return Ok(vec![to(&any_source(), None)]);",
+        replace: "        if scope == LaneScope::Pool {\n            return Ok(vec![to(&lane.source, None)]);",
+        test: MOVES,
     },
     Mutation {
         name: "breaker-wakes-whoever-waited-once",

@@ -6,8 +6,8 @@ use std::time::SystemTime;
 
 use crate::message::Identity;
 use crate::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, ParkedLane, ParkedRow,
-    Stay, Store, StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, Move, ParkedLane,
+    ParkedRow, Stay, Store, StoreError, Stored,
 };
 
 /// Keeps everything in memory and forgets it with the last clone.
@@ -104,6 +104,109 @@ impl Shelf {
             self.parked.remove(lane);
         }
         taken
+    }
+}
+
+impl Shelf {
+    fn move_lane(&mut self, from: &LaneName, of: Option<&Arc<str>>, to: LaneName) {
+        if *from == to {
+            return;
+        }
+        let Some(mut old) = self.parked.remove(from) else {
+            return;
+        };
+        let moves = |message: &Stored| of.is_none_or(|of| message.identity.source == *of);
+        let (rows, stay): (Vec<_>, Vec<_>) = std::mem::take(&mut old.rows)
+            .into_iter()
+            .partition(|(_, message)| moves(message));
+        if of.is_none() || !rows.is_empty() {
+            let there = self.parked.entry(to.clone()).or_insert_with(|| Parked {
+                reason: old.reason.clone(),
+                since: old.since,
+                rows: BTreeMap::new(),
+                replaying: old.replaying,
+                spilled: old.spilled,
+            });
+            if there.replaying && !old.replaying {
+                there.replaying = false;
+                there.spilled = false;
+                there.reason.clone_from(&old.reason);
+            }
+            for (_, message) in rows {
+                let number = self.number();
+                let there = self.parked.get_mut(&to).expect("it is there now");
+                let lane = to.clone();
+                there.rows.insert(number, Stored { lane, ..message });
+            }
+            if stay.is_empty() {
+                return;
+            }
+        }
+        old.rows.extend(stay);
+        self.parked.insert(from.clone(), old);
+    }
+
+    fn rename_source(&mut self, from: &Arc<str>, to: &Arc<str>) {
+        if from == to {
+            return;
+        }
+        let lanes: Vec<LaneName> = self.parked.keys().cloned().collect();
+        for lane in lanes.into_iter().filter(|lane| lane.source == *from) {
+            let new = LaneName {
+                source: to.clone(),
+                ..lane.clone()
+            };
+            self.move_lane(&lane, None, new);
+        }
+        let renamed = |identity: &Identity| Identity {
+            source: to.clone(),
+            id: identity.id.clone(),
+        };
+        let rows = || self.parked.values().flat_map(|lane| lane.rows.values());
+        let known: BTreeSet<Identity> = rows().map(|row| row.identity.clone()).collect();
+        let rows = self
+            .parked
+            .values_mut()
+            .flat_map(|lane| lane.rows.values_mut());
+        for row in rows.filter(|row| row.identity.source == *from) {
+            let new = renamed(&row.identity);
+            if !known.contains(&new) {
+                row.identity = new;
+            }
+        }
+        let of = |identity: &Identity| identity.source == *from;
+        let old: Vec<Identity> = self.stays.keys().filter(|id| of(id)).cloned().collect();
+        for identity in old {
+            let new = renamed(&identity);
+            if !self.stays.contains_key(&new) {
+                let stay = self.stays.remove(&identity).expect("it is there");
+                self.stays.insert(new, stay);
+            }
+        }
+        let old: Vec<Identity> = self.attempts.keys().filter(|id| of(id)).cloned().collect();
+        for identity in old {
+            let attempts = self.attempts.remove(&identity).expect("it is there");
+            let there = self.attempts.entry(renamed(&identity)).or_default();
+            there.extend(attempts);
+        }
+        for letter in self.letters.values_mut() {
+            if of(&letter.message.identity) {
+                letter.message.identity = renamed(&letter.message.identity);
+            }
+            if letter.message.lane.source == *from {
+                letter.message.lane.source = to.clone();
+            }
+        }
+        let pauses = std::mem::take(&mut self.pauses).into_iter();
+        self.pauses = pauses
+            .map(|lane| match lane.source == *from {
+                true => LaneName {
+                    source: to.clone(),
+                    ..lane
+                },
+                false => lane,
+            })
+            .collect();
     }
 }
 
@@ -259,31 +362,15 @@ impl Store for MemoryStore {
         at_once(sizes.unwrap_or_default())
     }
 
-    fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>> {
+    fn move_lanes(&self, moves: Vec<Move>) -> Durable<()> {
         let mut shelf = self.lock();
-        let old: Vec<LaneName> = shelf.parked.keys().cloned().collect();
-        let mut moved = Vec::new();
-        for old in old.into_iter().filter(|lane| lane.pool == from) {
-            let new = LaneName {
-                pool: to.clone(),
-                ..old.clone()
-            };
-            let Some(parked) = shelf.parked.remove(&old) else {
-                continue;
-            };
-            if let Some(there) = shelf.parked.get_mut(&new) {
-                if there.replaying && !parked.replaying {
-                    there.replaying = false;
-                    there.spilled = false;
-                    there.reason.clone_from(&parked.reason);
-                }
-                shelf.put_behind(&new, parked.rows.into_values().collect());
-            } else {
-                shelf.parked.insert(new.clone(), parked);
+        for one in moves {
+            match one {
+                Move::Lane { from, of, to } => shelf.move_lane(&from, of.as_ref(), to),
+                Move::Source { from, to } => shelf.rename_source(&from, &to),
             }
-            moved.push(new);
         }
-        at_once(moved)
+        at_once(())
     }
 
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()> {
@@ -293,7 +380,10 @@ impl Store for MemoryStore {
 
     fn set_replaying(&self, lane: LaneName, replaying: bool, audit: AuditEntry) -> Durable<()> {
         let mut shelf = self.lock();
-        if let Some(parked) = shelf.parked.get_mut(&lane) {
+        let is_empty = |parked: &Parked| parked.rows.is_empty();
+        if replaying && shelf.parked.get(&lane).is_some_and(is_empty) {
+            shelf.parked.remove(&lane);
+        } else if let Some(parked) = shelf.parked.get_mut(&lane) {
             parked.replaying = replaying;
             parked.spilled &= replaying;
         }

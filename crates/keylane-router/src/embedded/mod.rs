@@ -273,8 +273,10 @@ impl Db {
             false => Durability::Full,
         };
         make_file(&file)?;
-        let connection = schema::open_writer(&file, durability)?;
+        let mut connection = schema::open_writer(&file, durability)?;
         let moment = Moment::of(&*options.machine);
+        let recovered = stores::recover_rows(&mut connection, moment.wall)
+            .map_err(|error| OpenError::of(&file, &error))?;
         let limits = match options.tiny_memory {
             true => Limits::TINY,
             false => Limits::USUAL,
@@ -283,7 +285,8 @@ impl Db {
             let queues = load_queues(&connection, limits)?;
             let next_seq = next_seq(&connection, queues.values())?;
             let dedup = Dedup::load(&connection, options.dedup_window, moment)?;
-            let (memory, used) = Memory::load(&connection)?;
+            let (mut memory, used) = Memory::load(&connection)?;
+            memory.recovered = recovered;
             Ok((queues, next_seq, dedup, memory, used))
         };
         let (queues, next_seq, dedup, memory, used) =

@@ -13,7 +13,15 @@ use crate::store::StoreError;
 const APPLICATION_ID: i32 = 0x6b6c_6e65;
 
 /// One step per schema version; step `n` brings a file of version `n` to `n + 1`.
-const STEPS: &[&str] = &[QUEUES, STORES, ACKS, SPILL, SEPARATE_POOLS, ATTEMPT_NUMBERS];
+const STEPS: &[&str] = &[
+    QUEUES,
+    STORES,
+    ACKS,
+    SPILL,
+    SEPARATE_POOLS,
+    ATTEMPT_NUMBERS,
+    ROWS_HAVE_LANES,
+];
 
 /// Each queue is a table of its own, made with the queue (see [`queue_table`]): one queue's
 /// backlog is never in the way of another's. `next_seq` is the file's one sequence.
@@ -67,6 +75,13 @@ const ATTEMPT_NUMBERS: &str = "
 ALTER TABLE stays ADD COLUMN total INTEGER NOT NULL DEFAULT 0;
 UPDATE stays SET total = MAX(failed, (SELECT COUNT(*) FROM attempts
   WHERE attempts.source = stays.source AND attempts.id = stays.id));
+";
+
+/// A lane that has rows stays: without it nothing would find them.
+const ROWS_HAVE_LANES: &str = "
+CREATE TRIGGER rows_have_lanes BEFORE DELETE ON parked_lanes
+  WHEN EXISTS (SELECT 1 FROM parked WHERE lane = OLD.n)
+  BEGIN SELECT RAISE(ABORT, 'a lane that has rows cannot go'); END;
 ";
 
 /// The table of queue `n`. The body comes last: reading what is before it touches no overflow

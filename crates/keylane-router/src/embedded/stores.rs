@@ -20,21 +20,27 @@ use super::source::delete_rows;
 use super::writer::{Failure, Tx};
 use crate::machine;
 use crate::message::{BrokerId, Identity, Key};
+use crate::parcel::Addresses;
+use crate::parse::{self, Incoming};
+use crate::plan::Envelope;
+use crate::route::DEFAULT;
 use crate::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, ParkedLane, ParkedRow,
-    Stay, Store, StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, Move, ParkedLane,
+    ParkedRow, Stay, Store, StoreError, Stored,
 };
 
 /// What a stored message is counted with beside its body and headers.
 const ROW_OVERHEAD: i64 = 256;
 
 /// What is answered from memory; follows the file after each commit.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
     stays: HashMap<Identity, Stay>,
     parked: BTreeMap<LaneName, ParkedLane>,
     pauses: BTreeSet<LaneName>,
     separate_pools: BTreeSet<Arc<str>>,
+    /// What [`recover_rows`] did when the file was opened.
+    pub(super) recovered: Vec<(LaneName, u64)>,
 }
 
 impl Memory {
@@ -423,40 +429,28 @@ impl Store for EmbeddedStore {
         })
     }
 
-    fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>> {
-        let (of, into) = (from.clone(), to.clone());
+    fn move_lanes(&self, moves: Vec<Move>) -> Durable<()> {
         let work = move |tx: &mut Tx<'_>| {
-            let mut moved = Vec::new();
-            for (n, old) in lanes_of_pool(tx.sql, &from)? {
-                let new = LaneName {
-                    pool: to.clone(),
-                    ..old
-                };
-                match find_parked_lane(tx.sql, &new)? {
-                    None => rename_lane(tx.sql, n, &to)?,
-                    Some(into) => merge_lanes(tx.sql, n, into)?,
+            for one in &moves {
+                match one {
+                    Move::Lane { from, of, to } => move_lane(tx.sql, from, of.as_deref(), to)?,
+                    Move::Source { from, to } => rename_source(tx.sql, from, to)?,
                 }
-                moved.push(new);
             }
-            Ok(moved)
+            Ok(Memory::load(tx.sql)?.0)
         };
-        self.write(1024, true, work, move |memory, moved| {
-            for new in moved {
-                let old = LaneName {
-                    pool: of.clone(),
-                    ..new.clone()
-                };
-                let Some(mut lane) = memory.parked.remove(&old) else {
-                    continue;
-                };
-                lane.lane.pool = into.clone();
-                if let Some(there) = memory.parked.get_mut(&lane.lane) {
-                    there.merge(lane);
-                } else {
-                    memory.parked.insert(lane.lane.clone(), lane);
-                }
-            }
-        })
+        let written = self.write(4096, true, work, move |memory, loaded| {
+            let recovered = std::mem::take(&mut memory.recovered);
+            *memory = Memory {
+                recovered,
+                ..loaded.clone()
+            };
+        });
+        Box::pin(async move { written.await.map(drop) })
+    }
+
+    fn recovered(&self) -> Vec<(LaneName, u64)> {
+        self.memory().recovered.clone()
     }
 
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()> {
@@ -478,14 +472,19 @@ impl Store for EmbeddedStore {
                     key_column(&lane),
                     alone_column(&lane),
                 ))?;
-            Ok(insert_audit(tx.sql, &audit)?)
+            let ended = replaying && delete_empty_lane(tx.sql, &lane)?;
+            insert_audit(tx.sql, &audit)?;
+            Ok(ended)
         };
-        self.write(1024, true, work, move |memory, ()| {
-            if let Some(lane) = memory.parked.get_mut(&of) {
+        let written = self.write(1024, true, work, move |memory, ended| {
+            if *ended {
+                memory.parked.remove(&of);
+            } else if let Some(lane) = memory.parked.get_mut(&of) {
                 lane.replaying = replaying;
                 lane.spilled &= replaying;
             }
-        })
+        });
+        Box::pin(async move { written.await.map(drop) })
     }
 
     fn remove_parked(
@@ -914,26 +913,87 @@ fn parked_lane(
     Ok(sql.last_insert_rowid())
 }
 
-fn lanes_of_pool(sql: &Connection, pool: &str) -> Result<Vec<(i64, LaneName)>, rusqlite::Error> {
-    let select = "SELECT n, source, pool, key, alone FROM parked_lanes WHERE pool = ? ORDER BY n";
-    let mut select = sql.prepare_cached(select)?;
-    let lanes = select.query_map([pool], |row| Ok((row.get(0)?, lane_at(row, 1)?)))?;
-    lanes.collect()
+/// Moves the rows of a lane (with `of`, those of one source) to the lane of another name.
+fn move_lane(
+    sql: &Connection,
+    from: &LaneName,
+    of: Option<&str>,
+    to: &LaneName,
+) -> Result<(), rusqlite::Error> {
+    if from == to {
+        return Ok(());
+    }
+    let Some(lane) = find_parked_lane(sql, from)? else {
+        return Ok(());
+    };
+    let rows = rows_of_lane(sql, lane, of)?;
+    let whole = of.is_none() || rows.len() == rows_of_lane(sql, lane, None)?.len();
+    if of.is_some() && rows.is_empty() {
+        return Ok(());
+    }
+    match find_parked_lane(sql, to)? {
+        None if whole => rename_lane(sql, lane, to),
+        None => {
+            let into = like_lane(sql, lane, to)?;
+            put_behind(sql, rows, into)
+        }
+        Some(into) => {
+            put_behind(sql, rows, into)?;
+            stop_feeding_as(sql, into, lane)?;
+            if whole {
+                sql.prepare_cached("DELETE FROM parked_lanes WHERE n = ?")?
+                    .execute([lane])?;
+            }
+            Ok(())
+        }
+    }
 }
 
-fn rename_lane(sql: &Connection, lane: i64, pool: &str) -> Result<(), rusqlite::Error> {
-    sql.prepare_cached("UPDATE parked_lanes SET pool = ? WHERE n = ?")?
-        .execute((pool, lane))
-        .map(drop)
+fn rows_of_lane(
+    sql: &Connection,
+    lane: i64,
+    of: Option<&str>,
+) -> Result<Vec<i64>, rusqlite::Error> {
+    let select =
+        "SELECT row FROM parked WHERE lane = ?1 AND (?2 IS NULL OR source = ?2) ORDER BY row";
+    let mut rows = sql.prepare_cached(select)?;
+    let rows = rows.query_map((lane, of), |row| row.get(0))?;
+    rows.collect()
 }
 
-/// The rows of one lane go behind those of another, as new ones: what is fed of that is never
-/// behind what is to be fed. If either waits for an operator, so do both.
-fn merge_lanes(sql: &Connection, lane: i64, into: i64) -> Result<(), rusqlite::Error> {
-    let mut rows = sql.prepare_cached("SELECT row FROM parked WHERE lane = ? ORDER BY row")?;
-    let rows: Vec<i64> = rows
-        .query_map([lane], |row| row.get(0))?
-        .collect::<Result<_, _>>()?;
+fn rename_lane(sql: &Connection, lane: i64, to: &LaneName) -> Result<(), rusqlite::Error> {
+    sql.prepare_cached(
+        "UPDATE parked_lanes SET source = ?, pool = ?, key = ?, alone = ? WHERE n = ?",
+    )?
+    .execute((
+        &*to.source,
+        &*to.pool,
+        key_column(to),
+        alone_column(to),
+        lane,
+    ))
+    .map(drop)
+}
+
+/// Another lane that is stored for the same reason, and fed if this one is.
+fn like_lane(sql: &Connection, lane: i64, to: &LaneName) -> Result<i64, rusqlite::Error> {
+    sql.prepare_cached(
+        "INSERT INTO parked_lanes (source, pool, key, alone, reason, since, replaying, spilled)
+         SELECT ?, ?, ?, ?, reason, since, replaying, spilled FROM parked_lanes WHERE n = ?",
+    )?
+    .execute((
+        &*to.source,
+        &*to.pool,
+        key_column(to),
+        alone_column(to),
+        lane,
+    ))?;
+    Ok(sql.last_insert_rowid())
+}
+
+/// Rows go behind those of another lane, as new ones: what is fed of that is never behind what is
+/// to be fed.
+fn put_behind(sql: &Connection, rows: Vec<i64>, into: i64) -> Result<(), rusqlite::Error> {
     // Not by the rows there are: numbers do not repeat.
     let last = "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'parked'";
     let mut last: i64 = sql.prepare_cached(last)?.query_row([], |row| row.get(0))?;
@@ -943,16 +1003,134 @@ fn merge_lanes(sql: &Connection, lane: i64, into: i64) -> Result<(), rusqlite::E
         move_row.execute((last, into, row))?;
     }
     sql.prepare_cached("UPDATE sqlite_sequence SET seq = ? WHERE name = 'parked'")?
-        .execute([last])?;
-    sql.prepare_cached(
-        "UPDATE parked_lanes SET reason = old.reason, replaying = 0, spilled = 0
-         FROM (SELECT reason, replaying FROM parked_lanes WHERE n = ?) AS old
-         WHERE n = ? AND parked_lanes.replaying AND NOT old.replaying",
-    )?
-    .execute((lane, into))?;
-    sql.prepare_cached("DELETE FROM parked_lanes WHERE n = ?")?
-        .execute([lane])
+        .execute([last])
         .map(drop)
+}
+
+/// If the other lane waits for an operator, so does this one.
+fn stop_feeding_as(sql: &Connection, lane: i64, other: i64) -> Result<(), rusqlite::Error> {
+    sql.prepare_cached(
+        "UPDATE parked_lanes SET reason = other.reason, replaying = 0, spilled = 0
+         FROM (SELECT reason, replaying FROM parked_lanes WHERE n = ?) AS other
+         WHERE n = ? AND parked_lanes.replaying AND NOT other.replaying",
+    )?
+    .execute((other, lane))
+    .map(drop)
+}
+
+fn rename_source(sql: &Connection, from: &str, to: &Arc<str>) -> Result<(), rusqlite::Error> {
+    if *from == **to {
+        return Ok(());
+    }
+    let select = "SELECT source, pool, key, alone FROM parked_lanes WHERE source = ? ORDER BY n";
+    let lanes: Vec<LaneName> = sql
+        .prepare_cached(select)?
+        .query_map([from], |row| lane_at(row, 0))?
+        .collect::<Result<_, _>>()?;
+    for lane in lanes {
+        let new = LaneName {
+            source: to.clone(),
+            ..lane.clone()
+        };
+        move_lane(sql, &lane, None, &new)?;
+    }
+    // What is known by its new identity already keeps the old one: no row is lost.
+    for update in [
+        "UPDATE OR IGNORE parked SET source = ?2 WHERE source = ?1",
+        "UPDATE OR IGNORE stays SET source = ?2 WHERE source = ?1",
+        "UPDATE attempts SET source = ?2 WHERE source = ?1",
+        "UPDATE OR IGNORE dead_letters SET source = ?2 WHERE source = ?1",
+        "UPDATE dead_letters SET lane_source = ?2 WHERE lane_source = ?1",
+        "UPDATE pauses SET source = ?2 WHERE source = ?1",
+    ] {
+        sql.prepare_cached(update)?.execute((from, &**to))?;
+    }
+    Ok(())
+}
+
+/// Gives rows that have no lane one: that of their key, as their bodies say it, or
+/// [`recovery_lane`]. Returns these lanes, with how many rows each got.
+///
+/// A lane made for them waits for an operator: later messages of the key may have been delivered.
+/// Where the key is stored, the rows come before its others, and what is done with those is done
+/// with them.
+pub(super) fn recover_rows(
+    connection: &mut Connection,
+    now: SystemTime,
+) -> Result<Vec<(LaneName, u64)>, rusqlite::Error> {
+    let lost = {
+        let mut select = connection.prepare(
+            "SELECT row, source, id, position, headers, body FROM parked
+             WHERE lane NOT IN (SELECT n FROM parked_lanes) ORDER BY row",
+        )?;
+        let lane = recovery_lane(&"".into());
+        let rows = select.query_map([], |row| {
+            let parked = parked_at(row, &lane)?;
+            Ok((parked.row, key_lane(&parked.message)))
+        })?;
+        rows.collect::<Result<Vec<_>, _>>()?
+    };
+    if lost.is_empty() {
+        return Ok(Vec::new());
+    }
+    let tx = connection.transaction()?;
+    let mut recovered: BTreeMap<LaneName, u64> = BTreeMap::new();
+    let lanes = lost.iter().map(|(_, lane)| lane).collect::<BTreeSet<_>>();
+    let mut numbers = HashMap::new();
+    for lane in lanes {
+        numbers.insert(lane, parked_lane(&tx, lane, RECOVERED, now, false)?);
+    }
+    for (row, lane) in &lost {
+        tx.prepare_cached("UPDATE parked SET lane = ? WHERE row = ?")?
+            .execute((numbers[lane], *row as i64))?;
+        *recovered.entry(lane.clone()).or_default() += 1;
+    }
+    tx.commit()?;
+    Ok(recovered.into_iter().collect())
+}
+
+/// Why rows that had no lane wait.
+const RECOVERED: &str = "its rows were found without a lane";
+
+/// Where rows wait whose key is not known.
+fn recovery_lane(source: &Arc<str>) -> LaneName {
+    LaneName::keyed(source.clone(), DEFAULT, "keylane:recovered")
+}
+
+/// The lane of a message's key, as far as its body says it.
+fn key_lane(message: &Stored) -> LaneName {
+    let source = message.identity.source.clone();
+    let incoming = Incoming {
+        identity: &message.identity,
+        key: None,
+        headers: &message.headers,
+        body: &message.body,
+    };
+    let unpacked = parse::unpack(
+        &Envelope::Keylane,
+        incoming,
+        None,
+        &mut Addresses::default(),
+    );
+    let Ok(parcel) = unpacked else {
+        return recovery_lane(&source);
+    };
+    let pool = parcel.address.pool.clone();
+    match parcel.key {
+        Some(key) => LaneName::keyed(source, pool.unwrap_or_else(|| DEFAULT.into()), key),
+        None => recovery_lane(&source),
+    }
+}
+
+/// Nothing would end the replay of a lane that has no rows. Returns whether it had none.
+fn delete_empty_lane(sql: &Connection, lane: &LaneName) -> Result<bool, rusqlite::Error> {
+    let Some(n) = find_parked_lane(sql, lane)? else {
+        return Ok(false);
+    };
+    let mut delete = sql.prepare_cached(
+        "DELETE FROM parked_lanes WHERE n = ?1 AND NOT EXISTS (SELECT 1 FROM parked WHERE lane = ?1)",
+    )?;
+    Ok(delete.execute([n])? > 0)
 }
 
 /// From now on an operator decides.

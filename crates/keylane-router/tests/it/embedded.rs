@@ -3,6 +3,7 @@
 mod clock;
 mod files;
 mod model;
+mod moves;
 mod queue;
 mod stores;
 

@@ -64,6 +64,7 @@ fn readiness(known: &[Problem], more: Vec<Value>) -> (StatusCode, Value) {
         !matches!(
             problem.trouble,
             Trouble::Order
+                | Trouble::Recovered
                 | Trouble::StalledKey(_)
                 | Trouble::BlockedKey(_)
                 | Trouble::OpenBreaker
@@ -88,6 +89,7 @@ fn told(problem: &Problem) -> Value {
         Trouble::Store => json!({"trouble": "store"}),
         Trouble::Source(name) => json!({"trouble": "source", "source": name}),
         Trouble::Order => json!({"trouble": "order"}),
+        Trouble::Recovered => json!({"trouble": "recovered"}),
         Trouble::StalledSource(name) => json!({"trouble": "source stalled", "source": name}),
         Trouble::StalledPool(name) => json!({"trouble": "pool stalled", "pool": name}),
         Trouble::StalledKey(name) => json!({"trouble": "key stalled", "pool": name}),

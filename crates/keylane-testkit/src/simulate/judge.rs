@@ -418,10 +418,18 @@ impl<'a> Judge<'a> {
             End::Broken(text) => self.wrong(Rule::Broken, at, text),
         }
         if self.violated && !self.audited && run.left.ordering_violations == 0 {
-            self.wrong(Rule::Unseen, at, "the self-audit did not see the order violation");
+            self.wrong(
+                Rule::Unseen,
+                at,
+                "the self-audit did not see the order violation",
+            );
         }
         if run.end == End::StandsStill && run.problems.is_empty() {
-            self.wrong(Rule::Unseen, at, "readiness does not tell of the standstill");
+            self.wrong(
+                Rule::Unseen,
+                at,
+                "readiness does not tell of the standstill",
+            );
         }
         if !self.violated && (self.audited || run.left.ordering_violations > 0) {
             let text = "the self-audit tells of an order violation, and there is none";

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use keylane_router::embedded::EmbeddedStore;
 use keylane_router::message::Identity;
 use keylane_router::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, ParkedLane, ParkedRow, Stay, Store,
-    StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, Move, ParkedLane, ParkedRow, Stay,
+    Store, StoreError, Stored,
 };
 
 use super::case::Call;
@@ -195,9 +195,13 @@ impl Store for Guarded {
         self.call(Call::Rows, Some(&of), call, nothing)
     }
 
-    fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>> {
-        let call = || self.store.move_lanes(from, to);
+    fn move_lanes(&self, moves: Vec<Move>) -> Durable<()> {
+        let call = || self.store.move_lanes(moves);
         self.call(Call::Move, None, call, nothing)
+    }
+
+    fn recovered(&self) -> Vec<(LaneName, u64)> {
+        self.store.recovered()
     }
 
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()> {

@@ -7,7 +7,7 @@ use keylane_router::embedded::Receipt;
 use keylane_router::message::{BrokerId, Identity, Key};
 use keylane_router::source::{Received, Settler, Source};
 use keylane_router::store::{
-    AuditEntry, DeadLetter, FailedAttempt, LaneName, Stay, Store, StoreError, Stored,
+    AuditEntry, DeadLetter, FailedAttempt, LaneName, Move, Stay, Store, StoreError, Stored,
 };
 
 use super::{Bed, ack, messages, names, receive};
@@ -522,8 +522,9 @@ async fn a_moved_lane_goes_behind_the_one_of_its_new_name_and_both_wait_if_one_d
             let parked = store.park(mail.clone(), "no hope".into(), Vec::new());
             parked.await.expect("parked");
         }
-        let moved = store.move_lanes("mail".into(), "default".into()).await;
-        assert_eq!(moved, Ok(vec![lane("k")]));
+        let (from, to, of) = (mail, lane("k"), None);
+        let moved = store.move_lanes(vec![Move::Lane { from, of, to }]).await;
+        assert_eq!(moved, Ok(()));
         spill(&store, &lane("k"), "d2").await;
         is_merged(&store, fed).await;
         drop(store);

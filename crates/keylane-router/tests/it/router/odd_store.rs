@@ -6,8 +6,8 @@ use std::sync::Arc;
 use keylane_router::conformance::MemoryStore;
 use keylane_router::message::Identity;
 use keylane_router::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, ParkedLane, ParkedRow, Stay, Store,
-    StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, Move, ParkedLane, ParkedRow, Stay,
+    Store, StoreError, Stored,
 };
 use tokio::sync::Semaphore;
 
@@ -139,8 +139,8 @@ impl Store for OddStore {
         self.inner.parked_sizes(lane, after, limit)
     }
 
-    fn move_lanes(&self, from: Arc<str>, to: Arc<str>) -> Durable<Vec<LaneName>> {
-        self.inner.move_lanes(from, to)
+    fn move_lanes(&self, moves: Vec<Move>) -> Durable<()> {
+        self.call("move_lanes", |store| store.move_lanes(moves))
     }
 
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()> {

@@ -795,48 +795,6 @@ fn fed(id: u64) -> Fed<'static> {
 }
 
 #[tokio::test]
-async fn r11_a_key_with_something_unresolved_keeps_its_lane_when_the_scope_of_lanes_changes() {
-    for [before, after] in SCOPES {
-        let folder = tempfile::tempdir().unwrap();
-        let db = Db::open(folder.path(), Default::default()).unwrap();
-        let (source, feeder) = test_source("t");
-        let (calls, go) = (
-            Arc::new(Mutex::new(Vec::new())),
-            Arc::new(Semaphore::new(0)),
-        );
-        let (called, gate) = (calls.clone(), go.clone());
-        let dispatch = handler_fn(move |message| {
-            let (called, gate) = (called.clone(), gate.clone());
-            async move {
-                called.lock().unwrap().push(message.id.to_string());
-                gate.acquire().await.unwrap().forget();
-                Outcome::Delivered
-            }
-        });
-        let builder = Router::builder().store(db.store()).dispatch(dispatch);
-        let builder = builder.plan(scoped(before));
-        let source = source.returning();
-        let router = builder.source("t", source).start().await.unwrap();
-        feeder.feed(vec![fed(1), fed(2)]);
-        until("the first runs", || calls.lock().unwrap().len() == 1).await;
-        router.reload(scoped(after)).await.unwrap();
-        feeder.feed(vec![fed(3)]);
-        until("all are in", || router.pools()[0].queued == 2).await;
-        assert_eq!(
-            router.pools()[0].lanes,
-            1,
-            "{before:?}: the key has two lanes"
-        );
-        go.add_permits(10);
-        feeder.settled(3).await;
-        assert_eq!(*calls.lock().unwrap(), ["1", "2", "3"]);
-        // Empty, it takes the new way.
-        feeder.feed(vec![fed(4)]);
-        feeder.settled(4).await;
-    }
-}
-
-#[tokio::test]
 async fn r11_a_parked_key_is_not_overtaken_after_a_restart_with_another_scope_of_lanes() {
     for [before, after] in SCOPES {
         let folder = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ use keylane_router::history::{self, By, Event, EventKind, Recorder};
 use keylane_router::message::{BrokerId, Identity, Key, Message};
 use keylane_router::outcome::{Outcome, Reason};
 use keylane_router::plan::{Instances, OnExhausted, Overflow, Plan, PoolPlan};
-use keylane_router::store::{AuditEntry, DeadLetter, LaneName, Store, Stored};
+use keylane_router::store::{AuditEntry, DeadLetter, LaneName, Move, Store, Stored};
 use keylane_router::{By as Who, Router, StartError, VerbError};
 use tokio::sync::Semaphore;
 
@@ -763,10 +763,13 @@ async fn stored_keys_of_a_removed_pool_go_where_its_messages_go() {
     // As if the pool had been called otherwise before.
     rig.router.stop(Duration::from_secs(5)).await;
     let store = rig.db.store();
-    store
-        .move_lanes("default".into(), "gone".into())
-        .await
-        .unwrap();
+    let gone = LaneName {
+        pool: "gone".into(),
+        ..lane("bad")
+    };
+    let (from, of, to) = (lane("bad"), None, gone);
+    let moved = store.move_lanes(vec![Move::Lane { from, of, to }]);
+    moved.await.unwrap();
     drop(store);
     let mut rig = rig.restart(with_mail).await;
     assert!(rig.db.store().parked_lane(&lane("bad")).is_some());
