@@ -1835,8 +1835,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "former-pools-have-names-of-their-own",
         invariant: "R11",
         file: ROUTE,
-        find: "        former.chain([self.pool_for(code)]).collect()\n",
-        replace: "        former.filter(|_| false).chain([self.pool_for(code)]).collect()\n",
+        find: "            let pools = self.may_hold(code).chain([self.pool_for(code)]);\n",
+        replace: "            let pools = [self.pool_for(code)].into_iter();\n",
         test: ROUTED_POOLS,
     },
     Mutation {
