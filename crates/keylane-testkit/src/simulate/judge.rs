@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use super::case::{Act, CascadeCase, Case, KeylessCase, Kind, PlanCase, RefusedCase};
+use super::case::{
+    Act, CascadeCase, Case, KeylessCase, Kind, MessageCase, PlanCase, RefusedCase,
+};
 use super::run::{End, Run, is_stay};
 use super::world::{Ending, Event, Place, What};
 
@@ -193,8 +195,8 @@ impl<'a> Judge<'a> {
 
     fn line(&self, n: usize) -> Option<Line> {
         let message = &self.case.messages[n];
-        // It names no pool that can be read.
-        if message.malformed || message.key.is_none() && !self.is_serial(&message.queue) {
+        // Dead letters without an attempt are in nobody's way.
+        if self.is_unfit(message) || message.key.is_none() && !self.is_serial(&message.queue) {
             return None;
         }
         if matches!(self.kind(&message.queue), Kind::Standard | Kind::Plain) {
@@ -202,6 +204,14 @@ impl<'a> Judge<'a> {
         }
         let code = message.pool.clone().unwrap_or_else(|| "default".to_owned());
         Some((message.queue.clone(), code, message.key.clone()))
+    }
+
+    /// Whether it may be a dead letter without an attempt.
+    fn is_unfit(&self, message: &MessageCase) -> bool {
+        let pools = self.case.plans.iter().flat_map(|plan| plan.pools.values());
+        // The envelope and the payload's number are less than this.
+        let bytes = message.size as u64 + 400;
+        message.malformed || pools.map(|pool| pool.max_message).any(|most| bytes > most)
     }
 
     fn kind(&self, queue: &str) -> Kind {
@@ -461,7 +471,7 @@ impl<'a> Judge<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case::{Call, FaultCase, MessageCase, PoolCase, SourceCase};
+    use super::super::case::{Call, FaultCase, PoolCase, SourceCase};
     use super::super::run::Left;
     use super::*;
 
