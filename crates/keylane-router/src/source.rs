@@ -203,6 +203,11 @@ impl PoolCodes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BatchId(pub u64);
 
+/// The name of a header that an adapter adds to a message which must not be called, with the reason:
+/// the message becomes a dead letter. For what is wrong outside the body, such as a key of a type that
+/// has no text. It is a header so that it stays with the message where that is stored.
+pub const MALFORMED: &str = "keylane-malformed";
+
 /// One message as a source hands it out.
 #[derive(Clone)]
 pub struct Received<R> {

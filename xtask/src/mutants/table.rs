@@ -195,6 +195,24 @@ const WORKED: TestRun = TestRun {
     env: &[],
 };
 
+const RABBITMQ_MESSAGE: &str = "crates/keylane-router/src/rabbitmq/message.rs";
+
+/// What a delivery of RabbitMQ is as a message.
+const RABBITMQ_KEYS: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "rabbitmq::message::",
+    env: &[],
+};
+
+/// Bodies as messages.
+const PARSED: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "parse::",
+    env: &[],
+};
+
 /// What follows when attempts are exhausted.
 const EXHAUSTED: TestRun = TestRun {
     package: "keylane-router",
@@ -1742,6 +1760,30 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         find: "    key.cloned()\n",
         replace: "    key.map(|key| Key::new(key.to_string().trim()))\n",
         test: CONFORMS,
+    },
+    Mutation {
+        name: "odd-key-is-no-key",
+        invariant: "R1",
+        file: RABBITMQ_MESSAGE,
+        find: "            None => Err(format!(\n",
+        replace: "            None if other.get_type() != lapin::types::AMQPType::Void => Ok(None),\n            None => Err(format!(\n",
+        test: RABBITMQ_KEYS,
+    },
+    Mutation {
+        name: "number-with-a-point-is-no-key",
+        invariant: "R1",
+        file: RABBITMQ_MESSAGE,
+        find: "        AMQPValue::Double(value) => Some(value.to_string()),\n",
+        replace: "        AMQPValue::Double(_) => None,\n",
+        test: RABBITMQ_KEYS,
+    },
+    Mutation {
+        name: "malformed-outside-its-body-is-called",
+        invariant: "R1",
+        file: PARSE,
+        find: "    if let Some((_, why)) = incoming.headers.iter().find(malformed) {\n",
+        replace: "    if let Some((_, why)) = incoming.headers.iter().find(malformed).filter(|_| false) {\n",
+        test: PARSED,
     },
     Mutation {
         name: "the-bodys-key-wins",

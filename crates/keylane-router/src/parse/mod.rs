@@ -14,7 +14,7 @@ use bytes::Bytes;
 use crate::message::{Identity, Key, Message};
 use crate::parcel::{Addresses, Parcel, Spelled};
 use crate::plan::Envelope;
-use crate::source::Received;
+use crate::source::{MALFORMED, Received};
 use crate::store::Stored;
 use envelope::Fields;
 
@@ -84,6 +84,11 @@ pub(crate) fn unpack<'a>(
     addresses: &mut Addresses,
 ) -> Result<Parcel, Malformed> {
     let incoming = incoming.into();
+    let malformed = |(name, _): &&(Arc<str>, Arc<str>)| &**name == MALFORMED;
+    if let Some((_, why)) = incoming.headers.iter().find(malformed) {
+        let text = why.to_string();
+        return Err(Malformed { text });
+    }
     match envelope {
         Envelope::Keylane => keylane(&incoming, tenant, addresses),
         Envelope::Raw { pool, target } => Ok(raw(&incoming, pool, target, tenant, addresses)),

@@ -3,44 +3,70 @@
 use std::sync::Arc;
 
 use lapin::message::Delivery;
-use lapin::types::AMQPValue;
+use lapin::types::{AMQPValue, DecimalValue};
 
 use super::options::{IdentityFrom, Options};
 use crate::message::{BrokerId, Key};
 use crate::recent::{Recent, Seen};
+use crate::source::MALFORMED;
 
 /// The ordering key: of the first header that has one, else the routing key if that was asked for.
-pub(super) fn key(options: &Options, delivery: &Delivery) -> Option<Key> {
+///
+/// # Errors
+/// Why the message is malformed: the header has a value that is no text, and the message must not
+/// run as if it had no key.
+pub(super) fn key(options: &Options, delivery: &Delivery) -> Result<Option<Key>, String> {
     let mut blank = None;
     if let Some(headers) = delivery.properties.headers() {
         for name in &options.key_headers {
-            let Some(key) = headers.inner().get(name.as_str()).and_then(key_of) else {
+            let value = headers.inner().get(name.as_str());
+            let Some(key) = value.map_or(Ok(None), |value| key_of(name, value))? else {
                 continue;
             };
             if !key.as_bytes().trim_ascii().is_empty() {
-                return Some(key);
+                return Ok(Some(key));
             }
             blank = Some(key);
         }
     }
     let routing_key = delivery.routing_key.as_str();
     if options.key_from_routing_key && !routing_key.is_empty() {
-        return Some(Key::from(routing_key));
+        return Ok(Some(Key::from(routing_key)));
     }
-    blank
+    Ok(blank)
 }
 
-fn key_of(value: &AMQPValue) -> Option<Key> {
+fn key_of(name: &str, value: &AMQPValue) -> Result<Option<Key>, String> {
     match value {
-        AMQPValue::LongString(text) => Some(Key::new(text.as_bytes())),
-        AMQPValue::ByteArray(bytes) => Some(Key::new(bytes.as_slice())),
-        other => text(other).map(Key::new),
+        AMQPValue::Void => Ok(None),
+        AMQPValue::LongString(text) => Ok(Some(Key::new(text.as_bytes()))),
+        AMQPValue::ByteArray(bytes) => Ok(Some(Key::new(bytes.as_slice()))),
+        other => match text(other) {
+            Some(text) => Ok(Some(Key::new(text))),
+            None => Err(format!(
+                "the key header `{name}` is {}, which has no text to keep order by; send the key as a string",
+                kind(other)
+            )),
+        },
     }
 }
 
-/// Headers that are text or can be written as text, and the properties that targets ask for.
-pub(super) fn headers(delivery: &Delivery) -> Vec<(Arc<str>, Arc<str>)> {
+/// What a value without a text is.
+fn kind(value: &AMQPValue) -> &'static str {
+    match value {
+        AMQPValue::FieldArray(_) => "a list",
+        AMQPValue::FieldTable(_) => "a table",
+        _ => "of an unknown type",
+    }
+}
+
+/// Headers that are text or can be written as text, and the properties that targets ask for; before
+/// them, what makes the message malformed.
+pub(super) fn headers(delivery: &Delivery, malformed: Option<String>) -> Vec<(Arc<str>, Arc<str>)> {
     let mut headers = Vec::new();
+    if let Some(why) = malformed {
+        headers.push((MALFORMED.into(), why.into()));
+    }
     if let Some(table) = delivery.properties.headers() {
         for (name, value) in table.inner() {
             if let Some(value) = text(value) {
@@ -67,7 +93,23 @@ fn text(value: &AMQPValue) -> Option<String> {
         AMQPValue::LongUInt(value) => Some(value.to_string()),
         AMQPValue::LongLongInt(value) => Some(value.to_string()),
         AMQPValue::Timestamp(value) => Some(value.to_string()),
-        _ => None,
+        // The shortest text that reads as the same number.
+        AMQPValue::Float(value) => Some(value.to_string()),
+        AMQPValue::Double(value) => Some(value.to_string()),
+        AMQPValue::DecimalValue(value) => Some(decimal(value)),
+        AMQPValue::FieldArray(_) | AMQPValue::FieldTable(_) => None,
+        AMQPValue::ByteArray(_) | AMQPValue::Void => None,
+    }
+}
+
+/// Equal decimals are the same text, whatever their scale.
+fn decimal(value: &DecimalValue) -> String {
+    let scale = usize::from(value.scale);
+    let digits = format!("{:0>width$}", value.value, width = scale + 1);
+    let (whole, part) = digits.split_at(digits.len() - scale);
+    match part.trim_end_matches('0') {
+        "" => whole.to_owned(),
+        part => format!("{whole}.{part}"),
     }
 }
 
@@ -172,27 +214,72 @@ mod tests {
         AMQPValue::LongString(text.into())
     }
 
+    fn keyed(key: &str) -> Result<Option<Key>, String> {
+        Ok(Some(Key::from(key)))
+    }
+
+    /// A key is a key, whatever type its publisher gave it.
+    #[test]
+    fn every_value_that_has_a_text_is_a_key() {
+        let options = Options::new("amqp://localhost", "q");
+        let of = |value: AMQPValue| {
+            let pairs = [("x-group-id", value), ("JMSXGroupID", long("next"))];
+            key(&options, &delivery(with_headers(&pairs), false))
+        };
+        let decimal = |scale, value| AMQPValue::DecimalValue(DecimalValue { scale, value });
+        assert_eq!(of(AMQPValue::Boolean(true)), keyed("true"));
+        assert_eq!(of(AMQPValue::ShortShortInt(-1)), keyed("-1"));
+        assert_eq!(of(AMQPValue::LongUInt(7)), keyed("7"));
+        assert_eq!(of(AMQPValue::Double(1.5)), keyed("1.5"));
+        assert_eq!(of(AMQPValue::Float(0.1)), keyed("0.1"));
+        assert_eq!(of(AMQPValue::Double(1e21)), keyed("1000000000000000000000"));
+        assert_eq!(of(AMQPValue::Timestamp(1_700_000_000)), keyed("1700000000"));
+        assert_eq!(of(decimal(2, 150)), keyed("1.5"));
+        assert_eq!(of(decimal(1, 15)), keyed("1.5"));
+        assert_eq!(of(decimal(3, 5)), keyed("0.005"));
+        assert_eq!(of(decimal(0, 10)), keyed("10"));
+        assert_eq!(of(AMQPValue::ByteArray(b"k".to_vec().into())), keyed("k"));
+        // Nothing there: the next header is asked.
+        assert_eq!(of(AMQPValue::Void), keyed("next"));
+        assert_eq!(of(long("  ")), keyed("next"));
+    }
+
+    #[test]
+    fn a_key_that_has_no_text_makes_the_message_malformed() {
+        let options = Options::new("amqp://localhost", "q");
+        let list = AMQPValue::FieldArray(vec![long("a")].into());
+        let table = AMQPValue::FieldTable(FieldTable::default());
+        for (value, kind) in [(list, "a list"), (table, "a table")] {
+            let pairs = [("x-group-id", value), ("JMSXGroupID", long("next"))];
+            let malformed = delivery(with_headers(&pairs), false);
+            let why = key(&options, &malformed).expect_err(kind);
+            assert!(why.contains("`x-group-id`") && why.contains(kind), "{why}");
+            let headers = headers(&malformed, Some(why.clone()));
+            assert_eq!(headers[0], (MALFORMED.into(), why.into()));
+        }
+    }
+
     #[test]
     fn the_first_header_that_is_not_blank_is_the_key() {
         let options = Options::new("amqp://localhost", "q");
         let both = [("JMSXGroupID", long("jms")), ("x-group-id", long("own"))];
         let own = delivery(with_headers(&both), false);
-        assert_eq!(key(&options, &own), Some(Key::from("own")));
+        assert_eq!(key(&options, &own), keyed("own"));
         let blank = [("JMSXGroupID", long("jms")), ("x-group-id", long(" "))];
         let jms = delivery(with_headers(&blank), false);
-        assert_eq!(key(&options, &jms), Some(Key::from("jms")));
+        assert_eq!(key(&options, &jms), keyed("jms"));
         let number = [("x-group-id", AMQPValue::LongLongInt(42))];
         let number = delivery(with_headers(&number), false);
-        assert_eq!(key(&options, &number), Some(Key::from("42")));
+        assert_eq!(key(&options, &number), keyed("42"));
     }
 
     #[test]
     fn the_routing_key_is_the_key_only_if_told_so() {
         let mut options = Options::new("amqp://localhost", "q");
         let none = delivery(BasicProperties::default(), false);
-        assert_eq!(key(&options, &none), None);
+        assert_eq!(key(&options, &none), Ok(None));
         options.key_from_routing_key = true;
-        assert_eq!(key(&options, &none), Some(Key::from("rk")));
+        assert_eq!(key(&options, &none), keyed("rk"));
     }
 
     #[test]

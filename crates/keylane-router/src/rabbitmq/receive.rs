@@ -262,16 +262,20 @@ impl RabbitmqSource {
                 shard,
                 tag: delivery.delivery_tag,
             };
+            let (key, malformed) = match key(&self.options, &delivery) {
+                Ok(key) => (key, None),
+                Err(why) => (None, Some(why)),
+            };
             taken.push(Received {
                 identity: Identity {
                     source: self.name.clone(),
                     id: self.names.name(&self.name, &delivery, which),
                 },
-                key: key(&self.options, &delivery),
+                key,
                 tenant: None,
                 position: None,
                 batch: BatchId(self.batches),
-                headers: headers(&delivery),
+                headers: headers(&delivery, malformed),
                 receipt: Receipt::new(reading.link.clone(), shard, delivery.delivery_tag),
                 body: Bytes::from(delivery.data),
             });

@@ -8,6 +8,7 @@ use keylane_router::message::{BrokerId, Identity, Key, Message};
 use keylane_router::parse::publish::{self, Problem};
 use keylane_router::parse::{Incoming, Malformed, parse};
 use keylane_router::plan::Envelope;
+use keylane_router::source::MALFORMED;
 use proptest::prelude::*;
 
 fn identity() -> Identity {
@@ -54,6 +55,17 @@ fn raw() -> Envelope {
     Envelope::Raw {
         pool: "p".into(),
         target: "http://raw/".into(),
+    }
+}
+
+/// A source says what is wrong outside the body, and the reason stays with the stored message.
+#[test]
+fn what_a_source_calls_malformed_is_no_message() {
+    let why: Arc<str> = "the key header is a list".into();
+    let headers = [(MALFORMED.into(), why.clone())];
+    for envelope in [Envelope::Keylane, raw()] {
+        let read = read_with(&envelope, with("\"id\":\"a\""), None, &headers);
+        assert_eq!(read.expect_err("malformed").text, *why);
     }
 }
 
