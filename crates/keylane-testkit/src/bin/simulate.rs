@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use keylane_testkit::simulate::case::Case;
-use keylane_testkit::simulate::cover::Coverage;
+use keylane_testkit::simulate::cover::{Coverage, ENOUGH};
 use keylane_testkit::simulate::draw::draw;
 use keylane_testkit::simulate::judge::{Fault, Rule, judge};
 use keylane_testkit::simulate::run::{digest, run};
@@ -22,6 +22,7 @@ simulate --seed N [--shrink]       one seed: its history, what breaks, and a sma
          --file FILE               a scenario file
          --out FOLDER              where small cases of failures are written
          --keep-going              does not stop at the first failures
+         --coverage                prints how often each value, event and pair of values was drawn
          --threads N               how many seeds at once (2)
 ";
 
@@ -36,6 +37,7 @@ struct Options {
     out: Option<PathBuf>,
     shrinks: bool,
     keep_going: bool,
+    coverage: bool,
     threads: usize,
 }
 
@@ -93,6 +95,7 @@ fn options() -> Result<Options, String> {
             "--file" => options.file = Some(value()?.into()),
             "--out" => options.out = Some(value()?.into()),
             "--shrink" => options.shrinks = true,
+            "--coverage" => options.coverage = true,
             "--keep-going" => options.keep_going = true,
             other => return Err(format!("`{other}` is no option")),
         }
@@ -204,10 +207,37 @@ fn many(options: &Options) -> ExitCode {
         "{} events; the longest seed: {longest:?}",
         steps.into_inner()
     );
-    match failures.is_empty() {
+    let covers = covers(options, &coverage);
+    match failures.is_empty() && covers {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
+}
+
+/// Prints what was drawn, and whether that is enough of everything.
+fn covers(options: &Options, coverage: &Coverage) -> bool {
+    if options.coverage {
+        for (name, count) in &coverage.single {
+            println!("  {count:>7} {name}");
+        }
+        for ((one, other), count) in &coverage.pairs {
+            println!("  {count:>7} {one} with {other}");
+        }
+    }
+    println!(
+        "coverage: {} values and events, {} pairs; the rarest pair: {:?}",
+        coverage.single.len(),
+        coverage.pairs.len(),
+        coverage.pairs.iter().min_by_key(|(_, count)| **count)
+    );
+    if coverage.cases < ENOUGH {
+        return true;
+    }
+    let gaps = coverage.gaps();
+    for gap in &gaps {
+        println!("  not covered: {gap}");
+    }
+    gaps.is_empty()
 }
 
 fn report(options: &Options, failures: &[(u64, Vec<Fault>)], coverage: &Coverage, took: Duration) {

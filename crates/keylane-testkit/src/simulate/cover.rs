@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::case::{Act, Answer, Case, PlanCase, PoolCase};
+use super::case::{Act, Answer, Call, Case, Kind, PlanCase, PoolCase, Verb};
+use super::draw::effects;
 
 /// What a number of cases had.
 #[derive(Clone, Debug, Default)]
@@ -96,6 +97,96 @@ impl Coverage {
         };
         (median(&self.messages), median(&self.events))
     }
+}
+
+impl Coverage {
+    /// What was drawn too seldom for so many cases: values and events that are missing, and pairs
+    /// of option values that few cases had.
+    pub fn gaps(&self) -> Vec<String> {
+        let mut gaps: Vec<String> = expected()
+            .into_iter()
+            .filter(|name| !self.single.contains_key(name))
+            .map(|name| format!("{name}: never"))
+            .collect();
+        let options = self.single.keys().filter(|name| name.contains('='));
+        let options: Vec<&String> = options.filter(|name| !name.contains(' ')).collect();
+        for (at, one) in options.iter().enumerate() {
+            for other in &options[at + 1..] {
+                let pair = ((*one).clone(), (*other).clone());
+                let count = self.pairs.get(&pair).copied().unwrap_or(0);
+                if count < LEAST && option(one) != option(other) && is_possible(one, other) {
+                    gaps.push(format!("{one} with {other}: {count}"));
+                }
+            }
+        }
+        gaps
+    }
+}
+
+/// So many cases have each pair of option values, where there are [`ENOUGH`].
+const LEAST: u64 = 20;
+/// With so many cases every gap is a fault of the drawing.
+pub const ENOUGH: u64 = 10_000;
+
+/// Whether the router takes a configuration with both.
+fn is_possible(one: &str, other: &str) -> bool {
+    const REFUSED: &[(&str, &str)] = &[
+        ("lane_scope=pool", "overflow=spill"),
+        ("lane_scope=pool", "source.kind=Standard"),
+        ("lane_scope=pool", "source.kind=Connection"),
+        ("lane_scope=pool", "source.kind=Plain"),
+        ("on_exhausted=return", "source.kind=Standard"),
+        ("on_exhausted=return", "source.kind=Connection"),
+        ("on_exhausted=return", "source.kind=Plain"),
+        ("on_exhausted=park", "source.many=true"),
+        ("overflow=spill", "source.many=true"),
+        ("breaker.min_lanes=20", "breaker.window=5"),
+    ];
+    let refused = |(a, b): &(&str, &str)| (*a, *b) == (one, other) || (*b, *a) == (one, other);
+    !REFUSED.iter().any(refused)
+}
+
+/// Everything with a name of its own that must be drawn.
+fn expected() -> Vec<String> {
+    let mut names = Vec::new();
+    let mut values = |option: &str, values: &[&str]| {
+        names.extend(values.iter().map(|value| format!("{option}={value}")));
+    };
+    values("overflow", &["unset", "wait", "spill"]);
+    values("on_exhausted", &["block", "dead-letter", "park", "return"]);
+    values("on_refused", &["dead-letter", "retry", "drop"]);
+    values("cascade", &["key", "batch"]);
+    values("lane_scope", &["source", "pool"]);
+    values("source.keyless", &["unset", "Serial", "Parallel"]);
+    values("source.workers", &["unset", "1", "some"]);
+    values("source.many", &["true", "false"]);
+    values("source.raw", &["true", "false"]);
+    values("max_in_flight", &["true", "false"]);
+    values("act Restart second", &["true", "false"]);
+    let kinds = Kind::ALL.iter().map(|kind| format!("source.kind={kind:?}"));
+    names.extend(kinds);
+    names.extend(Verb::ALL.iter().map(|verb| format!("act {verb:?}")));
+    let acts = ["Reload", "Crash", "Cut", "Suspend"];
+    names.extend(acts.map(|act| format!("act {act}")));
+    let answers = [
+        "Slow",
+        "Busy after=true",
+        "Busy after=false",
+        "NotYet after=true",
+        "NotYet after=false",
+        "ServerError",
+        "NoConnection",
+        "ClientError",
+        "Never",
+        "Panic",
+    ];
+    names.extend(answers.map(|answer| format!("answer {answer}")));
+    for call in Call::ALL {
+        for effect in effects(*call) {
+            names.push(format!("fault {call:?} {effect:?}"));
+        }
+    }
+    names
 }
 
 fn option(value: &str) -> &str {

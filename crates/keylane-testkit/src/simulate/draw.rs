@@ -403,12 +403,7 @@ impl Draw {
     fn faults(&mut self, case: &mut Case, keys: &[String]) {
         for _ in 0..self.chance.between(0, 5) {
             let call = *self.chance.pick(Call::ALL);
-            let effects: &[Effect] = match call {
-                Call::Ack | Call::GiveBack | Call::Renew => Effect::ALL,
-                Call::Attempt => &[Effect::CrashBefore, Effect::CrashAfter],
-                _ => &[Effect::CrashBefore, Effect::CrashAfter, Effect::Error],
-            };
-            let effect = *self.chance.pick(effects);
+            let effect = *self.chance.pick(effects(call));
             let most = match call {
                 Call::Commit | Call::Ack | Call::Attempt | Call::Receive => 60,
                 _ => 4,
@@ -425,6 +420,15 @@ impl Draw {
                 effect,
             });
         }
+    }
+}
+
+/// What can happen at a call.
+pub(crate) fn effects(call: Call) -> &'static [Effect] {
+    match call {
+        Call::Ack | Call::GiveBack | Call::Renew => Effect::ALL,
+        Call::Attempt => &[Effect::CrashBefore, Effect::CrashAfter],
+        _ => &[Effect::CrashBefore, Effect::CrashAfter, Effect::Error],
     }
 }
 

@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use super::case::{
-    Act, CascadeCase, Case, KeylessCase, Kind, MessageCase, PlanCase, RefusedCase,
-};
+use super::case::{Act, CascadeCase, Case, KeylessCase, Kind, MessageCase, PlanCase, RefusedCase};
 use super::run::{End, Run, is_stay};
 use super::world::{Ending, Event, Place, What};
 

@@ -168,11 +168,15 @@ impl Stored {
                 Outcome::Delivered
             }
         });
-        let mut plan = Plan::default();
-        plan.stall_after = stall_after;
-        let mut pool = PoolPlan::default();
-        pool.lane_capacity = NonZeroUsize::MIN;
-        pool.overflow = Some(Overflow::Spill);
+        let mut plan = Plan {
+            stall_after,
+            ..Plan::default()
+        };
+        let mut pool = PoolPlan {
+            lane_capacity: NonZeroUsize::MIN,
+            overflow: Some(Overflow::Spill),
+            ..PoolPlan::default()
+        };
         pool.timeout.total = Duration::from_secs(1_000_000);
         plan.pools.insert("default".into(), pool);
         let store = MemoryStore::default();
