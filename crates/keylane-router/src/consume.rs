@@ -2,8 +2,10 @@
 //! the source, in order and in batches.
 
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::future::Future;
 use std::num::NonZeroUsize;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -26,17 +28,20 @@ use crate::message::{BrokerId, Key};
 use crate::one_pool::OnePool;
 use crate::parcel::{Addresses, Parcel};
 use crate::plan::{Keyless, LaneScope, Overflow, PoolPlan, SourcePlan};
-use crate::pool::{FULL_FOR, NotPut, Pool, Pushed};
+use crate::pool::{NotPut, Pool};
 use crate::recent::Recent;
 use crate::renew::{Due, Leases, Renewals};
-use crate::room::{Place, Room as Shares, Share};
+use crate::room::{Place, Room as Shares};
 use crate::router::Inner;
+use crate::seats::Most;
+use crate::settle_again::Again;
 use crate::settlements::{self, Settlements};
-use crate::source::{Bond, Features, Received, Room, SettleError, Settler, Source, SourceError};
-use crate::source_lanes::SourceLanes;
+use crate::source::{
+    BatchId, Bond, Features, Received, Room, SettleError, Settler, Source, SourceError,
+};
+use crate::source_lanes::{SourceLanes, part_of};
 use crate::spill::Over;
 use crate::stage::{Blocked, Stage};
-use crate::unsettled::Counted;
 use crate::weight::Weight;
 
 /// The most messages received at once: while a batch is taken apart it is in memory several times.
@@ -49,6 +54,8 @@ const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
 /// Longer than any source tries to reach its broker before it says that it cannot.
 const TRIES: Duration = Duration::from_secs(60);
+/// While nothing more may be received, held lanes are looked at this often.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// A pool that takes no more is asked for its successor after this.
 const POOL_GONE: Duration = Duration::from_millis(10);
 /// A source that waits for one lane says so this often.
@@ -175,12 +182,12 @@ pub(crate) fn start<S: Source>(
             to_settle,
             window: held.clone(),
         }),
-        relief: Relief {
+        relief: Arc::new(Relief {
             name: name.clone(),
             held: held.clone(),
             router: router.clone(),
             warned: Mutex::default(),
-        },
+        }),
         held: held.clone(),
         router,
         stop: stop.clone(),
@@ -188,6 +195,7 @@ pub(crate) fn start<S: Source>(
         one_pool: features.key_lock.then(OnePool::default),
         addresses: Addresses::default(),
         owners: [name.clone(), any_source()].map(|source| Owner::new(source, None)),
+        loans: 0,
     };
     let no_more = takes_no_more.clone();
     tasks.spawn(async move {
@@ -228,6 +236,21 @@ struct Out<R> {
     table: Map<BrokerId, Entry<R>>,
     /// Which lanes have how much of it.
     shares: Shares,
+    /// What is being put into its lanes.
+    batch: Option<BatchId>,
+}
+
+impl<R> Out<R> {
+    fn remove(&mut self, id: &BrokerId) -> Option<Entry<R>> {
+        let entry = self.table.remove(id)?;
+        self.shares.remove(&entry.place, entry.bytes.into());
+        Some(entry)
+    }
+
+    /// The entry of this loan, unless the message was lent anew since.
+    fn of_loan(&self, (id, loan): (&BrokerId, u32)) -> Option<&Entry<R>> {
+        self.table.get(id).filter(|entry| entry.loan == loan)
+    }
 }
 
 /// The ids of what is out, whatever the source's receipts are.
@@ -251,6 +274,17 @@ impl<R: Clone + Send> HeldIds for Held<R> {
 }
 
 impl<R: Clone + Send> Window for Held<R> {
+    fn goes_back(&self, messages: &[(&BrokerId, u32)]) -> Option<BatchId> {
+        let mut out = self.lock();
+        for (id, loan) in messages {
+            let entry = out.table.get_mut(*id);
+            if let Some(entry) = entry.filter(|entry| entry.loan == *loan) {
+                entry.goes_back = true;
+            }
+        }
+        out.batch
+    }
+
     fn hold(&self, place: &Place) {
         self.lock().shares.hold(place);
     }
@@ -276,6 +310,10 @@ struct Entry<R> {
     message: IdHash,
     /// The newest one: a message that comes again while it is here is settled with that.
     receipt: R,
+    /// Which loan this is: one that went back and was lent again is another.
+    loan: u32,
+    /// It is in no lane any more, and is to be given back or being given back.
+    goes_back: bool,
     /// How often it came: what was asked about an older receipt says nothing of the newest.
     came: u32,
     /// What it takes of its lane's share.
@@ -291,6 +329,7 @@ impl<R: Clone> Held<R> {
         let out = Out {
             table: Map::default(),
             shares: Shares::new(window),
+            batch: None,
         };
         Self {
             out: Mutex::new(out),
@@ -339,7 +378,8 @@ impl<R: Clone> Held<R> {
     }
 
     /// Notes the newest receipts of those messages that are here already, all at one moment:
-    /// where the first of a lane is known, so is everything behind it. Answers which are.
+    /// where the first of a lane is known, so is everything behind it. Returns which are. What goes
+    /// back is here no more: what comes again of it is a new loan.
     fn come_again(
         &self,
         batch: &[Received<R>],
@@ -347,8 +387,13 @@ impl<R: Clone> Held<R> {
         bond: impl Fn(&R) -> Option<Bond>,
     ) -> Vec<bool> {
         let mut out = self.lock();
+        out.batch = batch.first().map(|received| received.batch);
         let mut known = |received: &Received<R>| {
-            let Some(entry) = out.table.get_mut(&received.identity.id) else {
+            let id = &received.identity.id;
+            if out.table.get(id).is_some_and(|entry| entry.goes_back) {
+                out.remove(id);
+            }
+            let Some(entry) = out.table.get_mut(id) else {
                 return false;
             };
             entry.receipt = received.receipt.clone();
@@ -360,6 +405,23 @@ impl<R: Clone> Held<R> {
             true
         };
         batch.iter().map(&mut known).collect()
+    }
+
+    /// All of the batch that came last is in its lanes.
+    fn batch_is_in(&self) {
+        self.lock().batch = None;
+    }
+
+    /// A message goes to another lane than it was to go to when it came.
+    fn move_to(&self, id: &BrokerId, place: Place) -> Arc<Place> {
+        let mut out = self.lock();
+        let Out { table, shares, .. } = &mut *out;
+        let Some(entry) = table.get_mut(id) else {
+            return Arc::new(place);
+        };
+        shares.remove(&entry.place, entry.bytes.into());
+        entry.place = shares.add(place, entry.bytes.into());
+        entry.place.clone()
     }
 
     /// A message of this lane, with so many bytes, is out from now on.
@@ -394,27 +456,48 @@ impl<R: Clone> Held<R> {
         }
     }
 
-    /// The receipts of those that may still be settled; what lost its lease is not among them.
-    fn receipts(&self, ids: &[BrokerId]) -> Vec<(Sent, R)> {
+    /// The receipts of those that may still be settled, and what lost its lease; what was lent anew
+    /// since is neither.
+    fn receipts(&self, settled: &[Settled<BrokerId>]) -> Receipts<R> {
         let out = self.lock();
-        let known = ids.iter().filter_map(|id| {
-            let entry = out.table.get(id)?;
-            let holds = entry.lease.as_ref().is_none_or(|lease| lease.holds());
-            let sent = Sent {
-                id: id.clone(),
-                came: entry.came,
+        let mut receipts = Receipts {
+            sent: Vec::new(),
+            receipts: Vec::new(),
+            late: Vec::new(),
+        };
+        for (at, one) in settled.iter().enumerate() {
+            let Some(entry) = out.of_loan((&one.id, one.loan)) else {
+                continue;
             };
-            holds.then(|| (sent, entry.receipt.clone()))
-        });
-        known.collect()
+            let holds = entry.lease.as_ref().is_none_or(|lease| lease.holds());
+            if holds {
+                receipts.sent.push(Sent {
+                    at,
+                    came: entry.came,
+                });
+                receipts.receipts.push(entry.receipt.clone());
+            } else {
+                receipts.late.push(at);
+            }
+        }
+        receipts
     }
 
     /// Whether it came again since this was sent.
-    fn came_since(&self, sent: &Sent) -> bool {
+    fn came_since(&self, one: &Settled<BrokerId>, came: u32) -> bool {
         let out = self.lock();
-        out.table
-            .get(&sent.id)
-            .is_some_and(|entry| entry.came > sent.came)
+        let entry = out.of_loan((&one.id, one.loan));
+        entry.is_some_and(|entry| entry.came > came)
+    }
+
+    /// Whether it was lent anew since: then this loan is over, whatever its source says.
+    fn is_over(&self, one: &Settled<BrokerId>) -> bool {
+        self.lock().of_loan((&one.id, one.loan)).is_none()
+    }
+
+    /// The lane of what is out.
+    fn place_of(&self, id: &BrokerId) -> Option<Arc<Place>> {
+        Some(self.lock().table.get(id)?.place.clone())
     }
 
     /// It is forgotten here, and the broker does not know.
@@ -424,11 +507,11 @@ impl<R: Clone> Held<R> {
         lease.inspect(|lease| lease.give_up());
     }
 
-    fn forget<'a>(&self, ids: impl IntoIterator<Item = &'a BrokerId>) {
+    fn forget<'a>(&self, settled: impl IntoIterator<Item = &'a Settled<BrokerId>>) {
         let mut out = self.lock();
-        for id in ids {
-            if let Some(entry) = out.table.remove(id) {
-                out.shares.remove(&entry.place, entry.bytes.into());
+        for one in settled {
+            if out.of_loan((&one.id, one.loan)).is_some() {
+                out.remove(&one.id);
             }
         }
         drop(out);
@@ -436,28 +519,37 @@ impl<R: Clone> Held<R> {
     }
 }
 
-/// A settlement on its way: whose, and which of its receipts went with it.
+/// What is to be settled, by its place in its run.
+struct Receipts<R> {
+    sent: Vec<Sent>,
+    receipts: Vec<R>,
+    /// What lost its lease before.
+    late: Vec<usize>,
+}
+
+/// A settlement on its way, and which of its receipts went with it.
 struct Sent {
-    id: BrokerId,
+    at: usize,
     came: u32,
 }
 
 impl<R: Clone + Send> Book for Held<R> {
     fn forget_lost(&self, messages: &[Lost<'_>]) -> Vec<bool> {
         let mut out = self.lock();
+        let mut some = false;
         let mut forget = |lost: &Lost<'_>| {
-            let lease = out
-                .table
-                .get(lost.id)
-                .and_then(|entry| entry.lease.as_ref());
-            if lease.is_some_and(|lease| lease.holds()) {
+            let entry = out.table.get_mut(lost.id);
+            let holds = |entry: &&mut Entry<R>| entry.lease.as_ref().is_some_and(|l| l.holds());
+            if let Some(entry) = entry.filter(holds) {
+                // Behind what is forgotten: it goes back, from this moment on.
+                entry.goes_back |= some;
                 return false;
             }
+            some = true;
             if lost.delivered {
                 self.remember_acked([lost.id]);
             }
-            if let Some(entry) = out.table.remove(lost.id) {
-                out.shares.remove(&entry.place, entry.bytes.into());
+            if let Some(entry) = out.remove(lost.id) {
                 entry.lease.inspect(|lease| lease.give_up());
             }
             true
@@ -521,16 +613,24 @@ struct Relief<R> {
     warned: Mutex<Option<(Arc<Place>, Instant)>>,
 }
 
-impl<R: Clone + Send> Relief<R> {
-    /// How many more may be out. While that is none, lanes that are over make room.
+impl<R: Clone + Send + Sync + 'static> Relief<R> {
+    /// How many more may be out. While that is few, held lanes make room.
     async fn room(&self, window: usize) -> usize {
         let mut room = std::pin::pin!(self.held.room(window));
         loop {
             self.longest_held();
-            match tokio::time::timeout(FULL_FOR, &mut room).await {
+            match tokio::time::timeout(LOOK_AGAIN, &mut room).await {
                 Ok(room) => return room,
-                Err(_) => self.full(),
+                Err(_) => continue,
             }
+        }
+    }
+
+    /// Held lanes make room also while the source waits for some; this has no end.
+    async fn while_waiting(&self) {
+        loop {
+            self.longest_held();
+            tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 
@@ -545,14 +645,6 @@ impl<R: Clone + Send> Relief<R> {
         }
     }
 
-    /// Nobody could be let in for a while: who has a quarter of the window or more is over.
-    fn full(&self) {
-        let over = self.held.lock().shares.over_quarter();
-        for place in over {
-            self.relieve(&place, "it has a quarter of the full window");
-        }
-    }
-
     /// The pool's bytes are all in use: its held lanes make room.
     fn heavy(&self, pool: &Pool) {
         let half = pool.plan().byte_budget / 2;
@@ -563,37 +655,26 @@ impl<R: Clone + Send> Relief<R> {
         }
     }
 
-    /// Bytes of the pool's budget; `None` when the source is to stop before there are any.
-    async fn weigh(&self, pool: &Pool, bytes: u64, stop: &CancellationToken) -> Option<Weight> {
-        // Every message comes by here: nobody is waited for where nobody need be.
-        if stop.is_cancelled() {
-            return None;
-        }
-        if let Some(weight) = pool.try_weigh(bytes) {
-            return Some(weight);
-        }
-        tokio::select! {
-            biased;
-            () = stop.cancelled() => None,
-            weight = pool.weigh(bytes, || self.heavy(pool)) => Some(weight),
-        }
+    /// Waits for bytes of the pool's budget, in turn.
+    fn weigh(self: &Arc<Self>, pool: Arc<Pool>, bytes: u64) -> Weighing {
+        let (relief, of) = (self.clone(), pool.clone());
+        let weight = Box::pin(async move { of.weigh(bytes, || relief.heavy(&of)).await });
+        Weighing { pool, weight }
     }
 
+    /// What is over makes room: it goes to the store, or back to a source that may not store it and
+    /// takes it back in order, later. Elsewhere the source waits.
     fn relieve(&self, place: &Arc<Place>, why: &str) {
         let Some(pool) = self.router.routes.find(&place.pool) else {
             return;
         };
-        match self.router.shared.overflow(&pool.plan(), &self.name) {
+        let shared = &self.router.shared;
+        match shared.overflow(&pool.plan(), &self.name) {
             Overflow::Spill => pool.overflow(&place.lane, Over::Spill(why.to_owned())),
-            Overflow::Return => pool.overflow(&place.lane, Over::Return),
+            Overflow::Wait if shared.only_returns(&place.lane, &self.name) => {
+                pool.overflow(&place.lane, Over::Return);
+            }
             Overflow::Wait => self.warn(place, why),
-        }
-    }
-
-    /// The source waits for this lane, unless it gives back what does not fit.
-    fn warn_waiting(&self, place: Place, pool: &Pool) {
-        if self.router.shared.overflow(&pool.plan(), &self.name) == Overflow::Wait {
-            self.warn(&Arc::new(place), "it has as much as it may have");
         }
     }
 
@@ -625,7 +706,7 @@ struct Consume<S: Source> {
     settler: S::Settler,
     held: Arc<Held<S::Receipt>>,
     end: Arc<SourceEnd>,
-    relief: Relief<S::Receipt>,
+    relief: Arc<Relief<S::Receipt>>,
     router: Arc<Inner>,
     stop: CancellationToken,
     counters: Map<Arc<str>, Arc<Counters>>,
@@ -635,6 +716,8 @@ struct Consume<S: Source> {
     addresses: Addresses,
     /// Of lanes that are nobody's, of this source and of all.
     owners: [Arc<Owner>; 2],
+    /// How many loans there were.
+    loans: u32,
 }
 
 impl<S: Source> Consume<S> {
@@ -659,7 +742,10 @@ impl<S: Source> Consume<S> {
                 lanes: Some(self.lanes.clone()),
             };
             let well = || self.router.health.well(Trouble::Source(self.name.clone()));
+            let routes = self.router.shared.routes.clone();
             let received = {
+                // Before the source looks what it may hand out.
+                let mut changed = std::pin::pin!(routes.notified());
                 let receiving = receive(&mut self.source, room, self.terms.as_deref());
                 let receiving = contained(receiving);
                 let mut receiving = std::pin::pin!(receiving);
@@ -669,7 +755,9 @@ impl<S: Source> Consume<S> {
                     tokio::select! {
                         biased;
                         () = stop.cancelled() => break None,
-                        received = &mut receiving => break Some(received),
+                        received = &mut receiving => break Some(Some(received)),
+                        // What keeps messages waiting in their queue may keep them no more.
+                        () = &mut changed => break Some(None),
                         () = &mut holds_out, if failed.is_some() => {
                             (failed, back_off) = (None, FIRST_BACK_OFF);
                             well();
@@ -677,8 +765,10 @@ impl<S: Source> Consume<S> {
                     }
                 }
             };
-            let Some(received) = received else {
-                break;
+            let received = match received {
+                None => break,
+                Some(None) => continue,
+                Some(Some(received)) => received,
             };
             let received = received.unwrap_or_else(|text| Err(self.panicked(text)));
             match received {
@@ -752,10 +842,9 @@ impl<S: Source> Consume<S> {
         (batch, began)
     }
 
-    /// Puts a batch into its lanes, in order. What has no room goes back, with everything of its
-    /// lane that comes behind it.
+    /// Puts a batch into its lanes, in order. All of it is in the table of what is held before any
+    /// of it waits for room.
     async fn take_batch(&mut self, batch: Vec<Received<S::Receipt>>, lent: Duration) {
-        let mut refused = HashSet::new();
         self.router.alarm.wake();
         if let Some(one_pool) = &mut self.one_pool {
             one_pool.begin();
@@ -763,6 +852,7 @@ impl<S: Source> Consume<S> {
         let settler = self.settler.clone();
         let bond = |receipt: &S::Receipt| settler.bond(receipt);
         let known = self.held.come_again(&batch, lent, bond);
+        let mut arrivals = VecDeque::with_capacity(batch.len());
         for (received, known) in batch.into_iter().zip(known) {
             // A batch may have the same message twice.
             let one = std::slice::from_ref(&received);
@@ -770,26 +860,24 @@ impl<S: Source> Consume<S> {
                 continue;
             }
             let acked = self.held.was_acked(&received.identity.id);
-            let (pool, delivery) = self.delivery(received, lent);
+            let arrival = self.delivery(received, lent);
             if acked {
-                delivery.counters.redelivered.one();
-                delivery.settle(Settlement::Ack);
+                arrival.delivery.counters.redelivered.one();
+                arrival.delivery.settle(Settlement::Ack);
                 continue;
             }
-            delivery.counters.received.one();
-            self.put(pool, delivery, &mut refused).await;
+            arrival.delivery.counters.received.one();
+            arrivals.push_back(arrival);
         }
+        self.put_all(arrivals).await;
+        self.held.batch_is_in();
         for pool in self.router.routes.pools() {
             pool.batch_is_in(&self.name);
         }
     }
 
     /// A received message as a delivery, and the pool it goes to.
-    fn delivery(
-        &mut self,
-        received: Received<S::Receipt>,
-        lent: Duration,
-    ) -> (Arc<Pool>, Box<Delivery>) {
+    fn delivery(&mut self, received: Received<S::Receipt>, lent: Duration) -> Arrival {
         let tenant = received.tenant.as_deref();
         let (envelope, addresses) = (&self.plan.envelope, &mut self.addresses);
         let (parcel, fate) = self.router.unpack(envelope, &received, tenant, addresses);
@@ -815,9 +903,13 @@ impl<S: Source> Consume<S> {
         };
         let bytes = u32::try_from(received.body.len()).unwrap_or(u32::MAX);
         let id = received.identity.id.clone();
+        self.loans = self.loans.wrapping_add(1);
+        let number = self.loans;
         let place = self.held.insert(id, (place, bytes), |place| Entry {
             message: IdHash::of(parcel.id(&received.body)),
             receipt: received.receipt.clone(),
+            loan: number,
+            goes_back: false,
             came: 0,
             bytes,
             lease: lease.clone(),
@@ -837,12 +929,16 @@ impl<S: Source> Consume<S> {
             body: received.body,
             headers: received.headers,
             place: Some(place),
-            lender: Lender::Source(self.end.clone()),
+            lender: Lender::Source(self.end.clone(), number),
             lease,
         };
         let mut delivery = Box::new(Delivery::new(loan, parcel, lane, stay, counters));
         delivery.set_fate(too_large(&delivery, &pool.plan()).unwrap_or(fate));
-        (pool, delivery)
+        Arrival {
+            pool,
+            delivery,
+            waited: false,
+        }
     }
 
     /// A broker that locks keys hands out nothing more of one while anything of it is out: pools
@@ -917,95 +1013,141 @@ impl<S: Source> Consume<S> {
         counters
     }
 
+    /// Puts messages into their lanes, in order. One that finds no room waits, with everything of its
+    /// lane that is behind it, and is no obstacle to others. The source takes no more meanwhile.
     // `&mut self`, because a source need not be `Sync`.
-    async fn put(
-        &mut self,
-        mut pool: Arc<Pool>,
-        mut delivery: Box<Delivery>,
-        refused: &mut HashSet<(Arc<str>, LaneId)>,
-    ) {
-        let place = |pool: &Pool, delivery: &Delivery| (pool.name.clone(), delivery.lane.clone());
-        if !refused.is_empty() && refused.contains(&place(&pool, &delivery)) {
-            return give_back(delivery);
-        }
-        let weight = self.relief.weigh(&pool, delivery.bytes(), &self.stop);
-        let Some(weight) = weight.await else {
-            refused.insert(place(&pool, &delivery));
-            return give_back(delivery);
-        };
-        delivery.weight = Some(weight);
-        // Where it was to go before the way was another.
-        let mut before = Vec::new();
-        let held = self.held.clone();
+    async fn put_all(&mut self, mut arrivals: VecDeque<Arrival>) {
+        let room = self.router.shared.room.clone();
+        let stop = self.stop.clone();
+        let relief = self.relief.clone();
+        let mut weighing: Vec<Weighing> = Vec::new();
         loop {
-            let changed = held.changed.notified();
-            if let Some(lease) = &delivery.lease {
-                lease.put(&pool, &delivery.lane);
+            // Before the look: what makes room after it is noticed.
+            let rung = room.notified();
+            if stop.is_cancelled() {
+                arrivals.into_iter().for_each(|one| give_back(one.delivery));
+                break;
             }
-            let closed = match self.push(&pool, delivery) {
-                Ok(()) => return self.stage.unblock(),
-                Err(not_put) => {
-                    delivery = not_put.delivery;
-                    not_put.closed
-                }
+            let mut look = Look::new(&self.router, &self.held);
+            let before = arrivals.len();
+            let mut waiting = VecDeque::new();
+            for arrival in arrivals {
+                waiting.extend(self.put(arrival, &mut look));
+            }
+            arrivals = waiting;
+            let Some(blocked) = look.blocked.take() else {
+                break;
             };
-            let returns = self.overflow(&pool) == Overflow::Return && !closed;
-            if self.stop.is_cancelled() || returns {
-                refused.extend(before);
-                refused.insert(place(&pool, &delivery));
-                return give_back(delivery);
+            match arrivals.len() < before {
+                true => self.stage.block(blocked),
+                false => self.stage.block_on(blocked),
             }
-            let (pool_name, lane) = (pool.name.clone(), delivery.lane.clone());
-            self.stage.block_on(Blocked::Lane(pool_name, lane));
-            // The source takes no more until there is room in this lane, or another pool for it.
+            for (pool, bytes) in look.without_bytes {
+                if !weighing.iter().any(|one| one.pool.name == pool.name) {
+                    weighing.push(self.relief.weigh(pool, bytes));
+                }
+            }
             tokio::select! {
                 biased;
-                () = changed => {}
-                () = tokio::time::sleep(POOL_GONE), if closed => {}
-                () = self.stop.cancelled() => {}
+                () = stop.cancelled() => {}
+                (pool, weight) = heaviest(&mut weighing) => {
+                    let fits = |one: &&mut Arrival| {
+                        Arc::ptr_eq(&one.pool, &pool) && one.delivery.weight.is_none()
+                    };
+                    if let Some(first) = arrivals.iter_mut().find(fits) {
+                        first.delivery.weight = Some(weight);
+                    }
+                }
+                () = rung => {}
+                () = relief.while_waiting() => {}
+                () = tokio::time::sleep(POOL_GONE), if look.closed => {}
             }
-            before.push(place(&pool, &delivery));
-            pool = self.again(&pool, &mut delivery);
         }
+        self.stage.unblock();
     }
 
-    /// Puts a delivery into its lane, unless the lane is over and waits or goes back.
-    fn push(&self, pool: &Arc<Pool>, delivery: Box<Delivery>) -> Result<(), NotPut> {
+    /// Puts one message into its lane, or hands it back if there is no room.
+    fn put(&self, mut arrival: Arrival, look: &mut Look) -> Option<Arrival> {
+        let place = arrival.place();
+        if look.behind.contains(&place) {
+            return Some(arrival);
+        }
+        if look.moves || arrival.waited {
+            self.route_again(&mut arrival);
+            if look.behind.contains(&arrival.place()) {
+                look.behind.insert(place);
+                return Some(arrival);
+            }
+        }
+        arrival.waited = true;
+        if arrival.delivery.weight.is_none() {
+            let bytes = arrival.delivery.bytes();
+            let full = look
+                .without_bytes
+                .iter()
+                .any(|(pool, _)| Arc::ptr_eq(pool, &arrival.pool));
+            match arrival.pool.try_weigh(bytes).filter(|_| !full) {
+                Some(weight) => arrival.delivery.weight = Some(weight),
+                None => {
+                    if !full {
+                        look.without_bytes.push((arrival.pool.clone(), bytes));
+                    }
+                    let pool = arrival.pool.name.clone();
+                    look.block(Blocked::Bytes(pool), [place, arrival.place()]);
+                    return Some(arrival);
+                }
+            }
+        }
+        let Arrival { pool, delivery, .. } = arrival;
+        if let Some(lease) = &delivery.lease {
+            lease.put(&pool, &delivery.lane);
+        }
+        let NotPut { delivery, closed } = self.push(&pool, delivery, look.one_lane).err()?;
+        look.closed |= closed;
+        let blocked = Blocked::Lane(pool.name.clone(), delivery.lane.clone());
+        let arrival = Arrival {
+            pool,
+            delivery,
+            waited: true,
+        };
+        look.block(blocked, [place, arrival.place()]);
+        Some(arrival)
+    }
+
+    /// Puts a delivery into its lane, unless the lane is over and waits.
+    fn push(
+        &self,
+        pool: &Arc<Pool>,
+        delivery: Box<Delivery>,
+        one_lane: bool,
+    ) -> Result<(), NotPut> {
         let place = Place {
             pool: pool.name.clone(),
             lane: delivery.lane.clone(),
         };
         let spills = self.overflow(pool) == Overflow::Spill;
-        let Share { messages, bytes } = self.held.lock().shares.share(&place);
-        // An empty lane always takes one.
-        let heavy = messages > 1 && bytes > pool.plan().byte_budget / 4;
-        if heavy && !spills {
-            self.relief.warn_waiting(place, pool);
-            let closed = false;
-            return Err(NotPut { delivery, closed });
-        }
-        let pushed = match pool.push(delivery, !spills) {
+        let most = most_of(pool, &place.lane, self.plan.window, one_lane);
+        let pushed = match pool.push(delivery, Some(most), !spills) {
             Ok(pushed) => pushed,
             Err(not_put) => {
                 if !not_put.closed {
-                    self.relief.warn_waiting(place, pool);
+                    self.relief
+                        .warn(&Arc::new(place), "it has as much as it may have");
                 }
                 return Err(not_put);
             }
         };
-        self.pushed(pool, &place, &pushed, heavy && spills);
+        if pushed.paused {
+            self.held.lock().shares.hold(&place);
+        }
+        if spills {
+            self.pushed(pool, &place, pushed.over);
+        }
         Ok(())
     }
 
-    /// What follows from a push: the lane may be over now, or be stored already.
-    fn pushed(&self, pool: &Arc<Pool>, place: &Place, pushed: &Pushed, heavy: bool) {
-        if pushed.paused {
-            self.held.lock().shares.hold(place);
-        }
-        if self.overflow(pool) != Overflow::Spill {
-            return;
-        }
-        let over = heavy || pushed.before >= pool.lane_capacity(&place.lane);
+    /// What follows from a push where lanes spill: the lane may be over now, or be stored already.
+    fn pushed(&self, pool: &Arc<Pool>, place: &Place, over: bool) {
         let why = match over {
             true => "it has as much as it may have",
             false => "what came before it is stored",
@@ -1017,25 +1159,119 @@ impl<S: Source> Consume<S> {
         }
     }
 
-    /// The pool may have been drained meanwhile: then the message follows the new way.
-    fn again(&self, pool: &Arc<Pool>, delivery: &mut Delivery) -> Arc<Pool> {
-        if pool.has(&delivery.lane) {
-            return pool.clone();
-        }
+    /// Where a message goes may have changed since it was asked: its key may have something
+    /// unresolved elsewhere by now, or nothing any more.
+    fn route_again(&self, arrival: &mut Arrival) {
+        let Arrival { pool, delivery, .. } = arrival;
         let (parcel, id) = (&delivery.parcel, &delivery.identity.id);
         let given = delivery.lane.tenant();
         let lane_of = |scope| self.lane(scope, parcel, id, given);
         let code = parcel.address.pool.as_ref();
-        let (pool, lane) = self
+        let (to, lane) = self
             .router
             .routes
             .route(code, lane_of, &self.router.counters);
-        delivery.lane = lane;
-        pool
+        let place = Place {
+            pool: to.name.clone(),
+            lane,
+        };
+        if *pool.name != *to.name || delivery.lane != place.lane {
+            let place = self.held.move_to(&delivery.identity.id, place);
+            delivery.set_place(place);
+        }
+        *pool = to;
     }
 
     fn overflow(&self, pool: &Pool) -> Overflow {
         self.router.shared.overflow(&pool.plan(), &self.name)
+    }
+}
+
+/// A message on its way to its lane.
+struct Arrival {
+    pool: Arc<Pool>,
+    delivery: Box<Delivery>,
+    /// It did not find room at once.
+    waited: bool,
+}
+
+impl Arrival {
+    fn place(&self) -> Place {
+        Place {
+            pool: self.pool.name.clone(),
+            lane: self.delivery.lane.clone(),
+        }
+    }
+}
+
+/// One look at all messages that are to be put into their lanes.
+struct Look {
+    /// Keys may have something unresolved in another pool than their messages name.
+    moves: bool,
+    /// All messages of the source are in one lane.
+    one_lane: bool,
+    /// Lanes that messages wait for, in the order in which they came.
+    behind: HashSet<Place>,
+    /// Pools whose bytes are used up, with the bytes of the message that is first to have some.
+    without_bytes: Vec<(Arc<Pool>, u64)>,
+    /// What the first of them waits for.
+    blocked: Option<Blocked>,
+    /// A pool takes no more: nobody tells of its successor.
+    closed: bool,
+}
+
+impl Look {
+    fn new<R: Clone>(router: &Inner, held: &Held<R>) -> Self {
+        Self {
+            moves: router.routes.moves(),
+            one_lane: held.lock().shares.is_one_lane(),
+            behind: HashSet::new(),
+            without_bytes: Vec::new(),
+            blocked: None,
+            closed: false,
+        }
+    }
+
+    fn block(&mut self, why: Blocked, places: [Place; 2]) {
+        self.blocked.get_or_insert(why);
+        self.behind.extend(places);
+    }
+}
+
+/// Waits for bytes of a pool's budget.
+struct Weighing {
+    pool: Arc<Pool>,
+    weight: Pin<Box<dyn Future<Output = Weight> + Send>>,
+}
+
+/// The next of these that has its bytes; never, if there is none.
+async fn heaviest(weighing: &mut Vec<Weighing>) -> (Arc<Pool>, Weight) {
+    std::future::poll_fn(|cx| {
+        for at in 0..weighing.len() {
+            if let Poll::Ready(weight) = weighing[at].weight.as_mut().poll(cx) {
+                return Poll::Ready((weighing.remove(at).pool, weight));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// How much a lane may have for a source with this window to put one more message into it.
+pub(crate) fn most_of(pool: &Pool, lane: &LaneId, window: NonZeroUsize, one_lane: bool) -> Most {
+    let bytes = pool.plan().byte_budget / 4;
+    match one_lane {
+        // Nobody waits behind it for a place in the window.
+        true => Most {
+            messages: usize::MAX,
+            part: usize::MAX,
+            bytes,
+        },
+        false => Most {
+            messages: pool.lane_capacity(lane),
+            part: part_of(window),
+            bytes,
+        },
     }
 }
 
@@ -1118,117 +1354,145 @@ impl<T: Settler> Settle<T> {
     /// Settles until nothing is out and nothing more will be.
     async fn run(self, mut settlements: Settlements) {
         let mut waiting = Vec::new();
-        let mut gave_up = false;
+        let mut again = Again::default();
+        let mut open = true;
         let (call, out) = (self.settler.batch(), || self.held.len());
-        while settlements.next(&mut waiting, call, out).await {
-            let mut batch = whole_calls(&mut waiting, call);
-            for run in runs(&mut batch) {
-                if gave_up {
-                    // Behind something that comes again: it comes again too.
+        while open || !again.is_empty() {
+            let due = again.due();
+            let at = due.unwrap_or_else(Instant::now);
+            let (batch, taken) = tokio::select! {
+                biased;
+                // Stopping for good: what is not settled by now comes again, and so does what is
+                // behind it.
+                () = self.router.give_up.cancelled(), if due.is_some() => {
+                    again.give_up();
                     continue;
                 }
-                self.stage.settle(run.ids.len());
-                gave_up = !self.settle(&run.settlement, run.ids).await;
-                self.stage.settled();
-                // The source knows now: a crash repeats none of these.
-                drop(run.counted);
+                () = tokio::time::sleep_until(at), if due.is_some() => (again.take(at), true),
+                more = settlements.next(&mut waiting, call, out), if open => {
+                    open = more;
+                    (whole_calls(&mut waiting, call), false)
+                }
+            };
+            for mut run in runs(batch) {
+                self.hold_back(&mut run, &mut again, taken);
+                if !run.settled.is_empty() {
+                    self.stage.settle(run.settled.len());
+                    self.settle(run, &mut again).await;
+                    self.stage.settled();
+                }
             }
+            if taken {
+                again.tried(Instant::now());
+            }
+            self.stage.settle_again(again.len());
         }
     }
 
-    /// Sees a run of equal settlements through, so that the next one comes after it; `false` when
-    /// the router stopped for good before that.
-    async fn settle(&self, settlement: &Settlement, mut ids: Vec<BrokerId>) -> bool {
-        let mut back_off = FIRST_BACK_OFF;
+    /// What is behind a settlement of its lane that is to be tried again waits for that.
+    fn hold_back(&self, run: &mut Run, again: &mut Again, taken: bool) {
+        if again.has_lanes() {
+            let settled = std::mem::take(&mut run.settled).into_iter();
+            run.settled = settled
+                .filter_map(|one| again.hold_back(self.held.place_of(&one.id), one, taken))
+                .collect();
+        }
+    }
+
+    /// Sees to a run of equal settlements; what fails is to be tried again, with what comes of its
+    /// lane, and keeps no other lane waiting.
+    async fn settle(&self, run: Run, again: &mut Again) {
+        let Run {
+            settlement,
+            settled,
+        } = run;
         if matches!(settlement, Settlement::Return { .. }) && self.stop.is_cancelled() {
             self.takes_no_more.cancelled().await;
         }
-        loop {
-            let (sent, receipts): (Vec<_>, Vec<_>) = self.held.receipts(&ids).into_iter().unzip();
-            self.too_late(settlement, &ids, &sent);
-            fault::point("settle:before");
-            let results = match settlement {
-                Settlement::Ack => self.settler.ack(receipts).await,
-                Settlement::Return { delay } => self.settler.give_back(receipts, *delay).await,
-                Settlement::Reject => self.settler.reject(receipts).await,
-            };
-            fault::point("settle:after");
-            if self.remember && *settlement == Settlement::Ack {
-                self.held.remember_acked(sent.iter().map(|sent| &sent.id));
-            }
-            ids = self.results(settlement, sent, results);
-            if ids.is_empty() {
-                return true;
-            }
-            let random = self.router.shared.machine.random();
-            tokio::select! {
-                biased;
-                () = tokio::time::sleep(jitter::between(random, back_off, 0.5, 1.0)) => {}
-                // Stopping for good: what is not settled by now comes again.
-                () = self.router.give_up.cancelled() => return false,
-            }
-            back_off = (back_off * 2).min(LONGEST_BACK_OFF);
+        let Receipts {
+            sent,
+            receipts,
+            late,
+        } = self.held.receipts(&settled);
+        for at in late {
+            // What lost its lease on the way here is not settled: it comes again.
+            let one = &settled[at];
+            self.late(one, "it ended before this could be settled");
+            self.held.give_up(&one.id);
+            self.held.forget([one]);
         }
-    }
-
-    /// What lost its lease on the way here is not settled: it comes again.
-    fn too_late(&self, settlement: &Settlement, ids: &[BrokerId], sent: &[Sent]) {
-        if sent.len() == ids.len() {
+        if sent.is_empty() {
             return;
         }
-        let sent: HashSet<&BrokerId> = sent.iter().map(|sent| &sent.id).collect();
-        let late = ids.iter().filter(|id| !sent.contains(id));
-        for id in late {
-            self.late(settlement, id, "it ended before this could be settled");
-            self.held.give_up(id);
-            self.held.forget([id]);
+        fault::point("settle:before");
+        let results = match &settlement {
+            Settlement::Ack => self.settler.ack(receipts).await,
+            Settlement::Return { delay } => self.settler.give_back(receipts, *delay).await,
+            Settlement::Reject => self.settler.reject(receipts).await,
+        };
+        fault::point("settle:after");
+        if self.remember && settlement == Settlement::Ack {
+            let ids = sent.iter().map(|sent| &settled[sent.at].id);
+            self.held.remember_acked(ids);
+        }
+        let failed = self.results(&settled, sent, results);
+        let place = |one: &Settled<BrokerId>| self.held.place_of(&one.id);
+        let failed: HashSet<usize> = failed.into_iter().collect();
+        let settled = settled.into_iter().enumerate();
+        let failed = settled.filter(|(at, _)| failed.contains(at));
+        // The source knows of the others now: a crash repeats none of these.
+        let failed = failed.filter_map(|(_, one)| Some((place(&one)?, one)));
+        again.add(failed.collect(), self.router.shared.machine.random());
+        if again.is_empty() {
+            self.router.health.well(Trouble::Source(self.name.clone()));
         }
     }
 
     /// It is resolved as far as we go, and the source does not know.
-    fn late(&self, settlement: &Settlement, id: &BrokerId, text: &str) {
+    fn late(&self, one: &Settled<BrokerId>, text: &str) {
+        let id = &one.id;
         tracing::warn!(source = &*self.name, %id, "a lease was lost: {text}");
         if let Some(entry) = self.held.lock().table.get(id) {
             entry.counters.late_settlements.one();
         }
-        if *settlement == Settlement::Ack {
+        if one.settlement == Settlement::Ack {
             self.held.remember_acked([id]);
         }
     }
 
-    /// Forgets what is settled (or no longer ours); answers what is to be tried again.
+    /// Forgets what is settled (or no longer ours); returns what is to be tried again.
     fn results(
         &self,
-        settlement: &Settlement,
+        settled: &[Settled<BrokerId>],
         sent: Vec<Sent>,
         results: Vec<Result<(), SettleError>>,
-    ) -> Vec<BrokerId> {
+    ) -> Vec<usize> {
         let mut again = Vec::new();
         let mut over = Vec::new();
-        let trouble = Trouble::Source(self.name.clone());
-        for (sent, result) in sent.into_iter().zip(results) {
+        for (Sent { at, came }, result) in sent.into_iter().zip(results) {
+            let one = &settled[at];
+            if self.held.is_over(one) {
+                continue;
+            }
+            let again_since = || self.held.came_since(one, came);
             match result {
                 // The older loan went back, the newer one is still out.
-                Ok(()) if *settlement != Settlement::Ack && self.held.came_since(&sent) => {
-                    again.push(sent.id);
-                }
-                Ok(()) => over.push(sent.id),
+                Ok(()) if one.settlement != Settlement::Ack && again_since() => again.push(at),
+                Ok(()) => over.push(one),
                 Err(SettleError::Again(text)) => {
-                    self.router.health.trouble(trouble.clone(), text);
-                    again.push(sent.id);
+                    let trouble = Trouble::Source(self.name.clone());
+                    self.router.health.trouble(trouble, text);
+                    again.push(at);
                 }
                 // It was received again meanwhile: that receipt is good.
-                Err(SettleError::Lost(_)) if self.held.came_since(&sent) => again.push(sent.id),
+                Err(SettleError::Lost(_)) if again_since() => again.push(at),
                 Err(SettleError::Lost(text)) => {
-                    self.late(settlement, &sent.id, &text);
-                    over.push(sent.id);
+                    self.late(one, &text);
+                    over.push(one);
                 }
             }
         }
-        if again.is_empty() && !over.is_empty() {
-            self.router.health.well(trouble);
-        }
-        self.held.forget(&over);
+        self.held.forget(over);
         again
     }
 }
@@ -1246,27 +1510,24 @@ fn whole_calls<T>(waiting: &mut Vec<T>, call: NonZeroUsize) -> Vec<T> {
 /// Neighbouring equal settlements.
 struct Run {
     settlement: Settlement,
-    ids: Vec<BrokerId>,
-    counted: Vec<Counted>,
+    settled: Vec<Settled<BrokerId>>,
 }
 
 /// Neighbouring equal settlements together; the order stays.
-fn runs(batch: &mut Vec<Settled<BrokerId>>) -> Vec<Run> {
+fn runs(batch: Vec<Settled<BrokerId>>) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for settled in batch.drain(..) {
+    for settled in batch {
         if runs
             .last()
             .is_none_or(|run| run.settlement != settled.settlement)
         {
             runs.push(Run {
-                settlement: settled.settlement,
-                ids: Vec::new(),
-                counted: Vec::new(),
+                settlement: settled.settlement.clone(),
+                settled: Vec::new(),
             });
         }
         let run = runs.last_mut().expect("there is one now");
-        run.ids.push(settled.id);
-        run.counted.extend(settled.counted);
+        run.settled.push(settled);
     }
     runs
 }

@@ -15,10 +15,11 @@ use crate::counters::Counters;
 use crate::feed::Fed;
 use crate::lane::LaneId;
 use crate::lease::Lease;
-use crate::message::{Identity, Message};
+use crate::message::{BrokerId, Identity, Message};
 use crate::parcel::Parcel;
 use crate::rescue;
 use crate::room::Place;
+use crate::seats::Seat;
 use crate::settlements::ToSettle;
 use crate::source::BatchId;
 use crate::store::{LaneName, Stay, Stored};
@@ -86,8 +87,8 @@ impl Fate {
 /// Who is told how a loan ended.
 #[derive(Clone, Debug)]
 pub(crate) enum Lender {
-    /// The consumer of a source.
-    Source(Arc<SourceEnd>),
+    /// The consumer of a source, and the number of the loan there.
+    Source(Arc<SourceEnd>, u32),
     /// The feeder of a stored key.
     Row(Box<Row>),
 }
@@ -113,6 +114,10 @@ impl std::fmt::Debug for SourceEnd {
 
 /// The window of a source, told how its lanes fare.
 pub(crate) trait Window: Send + Sync {
+    /// These messages go back to the source, all at one moment: one that comes again from then on is
+    /// a new one. Returns the batch that is being put into its lanes, if there is one: what it has of
+    /// the lane came before that moment, and goes back too.
+    fn goes_back(&self, messages: &[(&BrokerId, u32)]) -> Option<BatchId>;
     /// The head of this lane is held.
     fn hold(&self, place: &Place);
     /// The head of this lane, which was held, is resolved.
@@ -123,6 +128,8 @@ pub(crate) trait Window: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct Settled<I> {
     pub(crate) id: I,
+    /// The number of the loan at its source; 0 for a row.
+    pub(crate) loan: u32,
     pub(crate) settlement: Settlement,
     /// Dropped when the settlement is durable.
     pub(crate) counted: Option<Counted>,
@@ -149,6 +156,8 @@ pub(crate) struct Delivery {
     rare: Option<Box<Rare>>,
     /// What it takes of its pool's byte budget; given back when it is dropped.
     pub(crate) weight: Option<Weight>,
+    /// While it is in a lane.
+    pub(crate) seat: Option<Seat>,
     /// Its lane in the window of its source, if it came from there.
     place: Option<Arc<Place>>,
     /// Of the few that are not to be attempted.
@@ -241,6 +250,7 @@ impl Delivery {
             held: AtomicBool::new(false),
             rare,
             weight: None,
+            seat: None,
             place: loan.place,
             fate: None,
             lane,
@@ -303,6 +313,27 @@ impl Delivery {
         }
     }
 
+    /// It goes to another lane than it was to go to when it came.
+    pub(crate) fn set_place(&mut self, place: Arc<Place>) {
+        self.lane = place.lane.clone();
+        self.place = Some(place);
+    }
+
+    /// The consumer that lent it, and the number of the loan there.
+    pub(crate) fn source_end(&self) -> Option<(&Arc<SourceEnd>, u32)> {
+        match &self.lender {
+            Some(Lender::Source(end, loan)) => Some((end, *loan)),
+            _ => None,
+        }
+    }
+
+    /// It is in no lane any more.
+    pub(crate) fn leave(&mut self) {
+        if let Some(seat) = self.seat.take() {
+            seat.leave(self);
+        }
+    }
+
     /// Whether its lease is over, so that nothing may be done with it.
     pub(crate) fn is_lost(&self) -> bool {
         self.lease.as_ref().is_some_and(|lease| !lease.holds())
@@ -324,7 +355,7 @@ impl Delivery {
     /// Its lane is held because of it. What that means for the window is seen to here.
     pub(crate) fn note_held(&self) {
         self.held.store(true, Ordering::Relaxed);
-        if let (Some(place), Some(Lender::Source(end))) = (&self.place, &self.lender) {
+        if let (Some(place), Some(Lender::Source(end, _))) = (&self.place, &self.lender) {
             end.window.hold(place);
         }
     }
@@ -378,9 +409,11 @@ impl Delivery {
 
     /// Ends the loan.
     pub(crate) fn settle(mut self, settlement: Settlement) {
+        // Before its source knows: what that hands out next finds room.
+        self.leave();
         let held = *self.held.get_mut();
         if let Some(lender) = self.lender.take() {
-            if let (true, Some(place), Lender::Source(end)) = (held, &self.place, &lender) {
+            if let (true, Some(place), Lender::Source(end, _)) = (held, &self.place, &lender) {
                 end.window.moved(place);
             }
             lender.settle(&self.identity, settlement, self.counted.take());
@@ -433,6 +466,7 @@ impl Delivery {
             held: AtomicBool::new(*self.held.get_mut()),
             rare: self.rare.take(),
             weight: self.weight.take(),
+            seat: self.seat.take(),
             place: self.place.take(),
             fate: self.fate.take(),
             lane: self.lane.clone(),
@@ -451,6 +485,7 @@ impl Drop for Delivery {
         if self.lender.is_some() && rescue::keeps() {
             return rescue::keep(self.rescued());
         }
+        self.leave();
         if let Some(Lender::Row(..)) = self.lender
             && let Some(lender) = self.lender.take()
         {
@@ -474,10 +509,14 @@ impl Lender {
     ) {
         // A closed channel means that the source is gone: it gives out again what was not settled.
         let _ = match self {
-            Self::Source(end) => {
+            Self::Source(end, loan) => {
                 let id = identity.id.clone();
+                if let Settlement::Return { .. } = settlement {
+                    end.window.goes_back(&[(&id, loan)]);
+                }
                 let settled = Settled {
                     id,
+                    loan,
                     settlement,
                     counted,
                 };
@@ -487,6 +526,7 @@ impl Lender {
                 let Row { to, row: id } = *row;
                 let settled = Settled {
                     id,
+                    loan: 0,
                     settlement,
                     counted,
                 };
@@ -503,7 +543,7 @@ mod tests {
     /// There may be very many.
     #[test]
     fn a_delivery_is_small() {
-        assert!(size_of::<Delivery>() <= 264, "{}", size_of::<Delivery>());
+        assert!(size_of::<Delivery>() <= 272, "{}", size_of::<Delivery>());
     }
 
     #[test]

@@ -13,12 +13,13 @@ use crate::source::BatchId;
 pub(crate) struct GoneBack(Mutex<HashMap<(LaneId, Arc<str>), BatchId>>);
 
 impl GoneBack {
-    /// This message goes back to its source.
-    pub(crate) fn note(&self, delivery: &Delivery) {
-        self.lock().insert(place(delivery), delivery.batch);
+    /// This message goes back to its source, and so does what this batch brings to its lane from
+    /// now on.
+    pub(crate) fn note(&self, delivery: &Delivery, batch: BatchId) {
+        self.lock().insert(place(delivery), batch);
     }
 
-    /// Whether what was ahead of this message in its batch and lane has gone back.
+    /// Whether what was ahead of this message in its lane has gone back since it came.
     pub(crate) fn includes(&self, delivery: &Delivery) -> bool {
         let gone = self.lock();
         !gone.is_empty() && gone.get(&place(delivery)) == Some(&delivery.batch)

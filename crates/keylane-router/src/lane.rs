@@ -134,6 +134,11 @@ impl LaneId {
         self.owner().tenant.as_ref()
     }
 
+    /// Whether sources share it.
+    pub(crate) fn has_sources(&self) -> bool {
+        &**self.source() == ANY_SOURCE
+    }
+
     /// Whether lanes of this name are shared by sources.
     pub(crate) fn is_shared(name: &LaneName) -> bool {
         &*name.source == ANY_SOURCE

@@ -44,6 +44,8 @@ mod room;
 mod route;
 mod router;
 mod runs;
+mod seats;
+mod settle_again;
 mod settlements;
 mod skips;
 pub mod source;

@@ -50,7 +50,7 @@ pub struct PoolPlan {
     pub concurrency: Option<NonZeroUsize>,
     /// Attempts under way of one key.
     pub lane_concurrency: NonZeroUsize,
-    /// Messages of one key held in memory.
+    /// Messages of one key held in memory. No key has more than a quarter of its source's window.
     pub lane_capacity: NonZeroUsize,
     /// One lane per source and key, or one per key.
     pub lane_scope: LaneScope,
@@ -58,7 +58,8 @@ pub struct PoolPlan {
     pub rate: Option<Rate>,
     /// Attempts per time, of each key.
     pub per_key_rate: Option<Rate>,
-    /// What happens when a lane has no room; `None` = by source.
+    /// What happens when a lane has no room; `None` = [`Overflow::Spill`] where one instance reads
+    /// the source and its ids are stable, else [`Overflow::Wait`].
     pub overflow: Option<Overflow>,
     /// How far a return reaches.
     pub cascade: Cascade,
@@ -151,8 +152,6 @@ pub enum LaneScope {
 /// What happens when a lane has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overflow {
-    /// Back to the source.
-    Return,
     /// The source takes no more until there is room.
     Wait,
     /// The key goes to disk.

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use keylane::lanes::LaneState;
 use keylane::{Executor, Gate, Handler, JobExecutor, Limits, NotPushed, Permits, Queued, Reply};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -32,13 +32,14 @@ use crate::lease::Lost;
 use crate::log_limit::LogLimit;
 use crate::machine::Machine;
 use crate::map::Map;
-use crate::message::{Identity, Key};
+use crate::message::{BrokerId, Identity, Key};
 use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, LaneScope, Overflow, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
 use crate::rescue;
 use crate::router::Inner;
 use crate::runs::{Doing, Run, Runs, Watched};
+use crate::seats::{Most, Seats};
 use crate::skips::{Skip, Skips};
 use crate::source::BatchId;
 use crate::spill::{Over, Overflowing, still_held};
@@ -87,6 +88,11 @@ pub(crate) struct Shared {
     pub(crate) link: Option<Link>,
     /// Chance and the wall clock.
     pub(crate) machine: Arc<dyn Machine>,
+    /// Rung when a lane may have room that a source waits for: something left it, or the plan or the
+    /// pool is another.
+    pub(crate) room: Arc<Notify>,
+    /// Rung when pool codes may mean other pools: what a source waits for may be there now.
+    pub(crate) routes: Arc<Notify>,
 }
 
 /// What a source can do when there is no room or no hope, and how much of it may run.
@@ -130,6 +136,12 @@ impl Shared {
     pub(crate) fn spills(&self, lane: &LaneId, source: &Arc<str>) -> bool {
         // What sources share is in none of their stores.
         lane.source() == source && self.ability(source, |source| source.spills) == Some(true)
+    }
+
+    /// Whether a lane that is over can go nowhere but back to the source, which takes it in order and
+    /// gives it again later.
+    pub(crate) fn only_returns(&self, lane: &LaneId, source: &Arc<str>) -> bool {
+        !self.spills(lane, source) && self.returns(source)
     }
 
     /// A source of this lane that others read too, if there is one.
@@ -275,6 +287,8 @@ pub(crate) struct Pool {
     gone_back: Arc<GoneBack>,
     /// Bytes of bodies that are here.
     weights: Arc<Weights>,
+    /// Messages in its lanes.
+    seats: Arc<Seats>,
     /// It takes no more and gives everything back. Written before the drain begins.
     draining: AtomicBool,
     /// Held by whoever puts something into a lane.
@@ -325,8 +339,8 @@ pub(crate) enum Whereabouts {
 
 /// What became of a push.
 pub(crate) struct Pushed {
-    /// How many messages the lane had before.
-    pub(crate) before: usize,
+    /// The lane has more than it may have.
+    pub(crate) over: bool,
     /// An operator paused it.
     pub(crate) paused: bool,
 }
@@ -348,6 +362,7 @@ impl Pool {
         let limits = limits_of(&plan);
         let targets = Arc::new(plan.targets.clone());
         let weights = Weights::new(plan.byte_budget);
+        let seats = Seats::new(shared.room.clone());
         let plan = Arc::new(RwLock::new(Arc::new(plan)));
         let pool = Arc::new(OnceLock::new());
         let unsettled = Arc::new(Unsettled::new(shared.pressure.clone()));
@@ -391,6 +406,7 @@ impl Pool {
             overflowing,
             gone_back,
             weights,
+            seats,
             draining: AtomicBool::new(false),
             pushing: Mutex::default(),
             losses,
@@ -429,34 +445,48 @@ impl Pool {
     }
 
     /// Puts a delivery at the end of its lane. With `limited`, hands it back when the lane has as
-    /// many as it may have: those that wait, are held or run.
-    pub(crate) fn push(&self, delivery: Box<Delivery>, limited: bool) -> Result<Pushed, NotPut> {
-        // Several sources may share a lane: nobody comes between the look and the push.
+    /// much as it may have: what waits, is held or runs.
+    pub(crate) fn push(
+        &self,
+        mut delivery: Box<Delivery>,
+        most: Option<Most>,
+        limited: bool,
+    ) -> Result<Pushed, NotPut> {
+        // A drain finds what was put into a lane before it began.
         let _one_at_a_time = self.pushing.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_draining() {
             let closed = true;
             return Err(NotPut { delivery, closed });
         }
         let lane = delivery.lane.clone();
-        let state = self.executor.lane(&lane);
-        let before = state.map_or(0, |lane| lane.running + lane.waiting);
-        if limited && before >= self.lane_capacity(&lane) {
+        let Some((seat, room)) = self.seats.take(&delivery, most, limited) else {
             let closed = false;
             return Err(NotPut { delivery, closed });
-        }
-        let paused = state.is_some_and(|lane| lane.paused);
+        };
+        delivery.seat = Some(seat);
+        let paused = self.executor.lane(&lane).is_some_and(|lane| lane.paused);
         match self.executor.push(lane, delivery) {
-            Ok(()) => Ok(Pushed { before, paused }),
-            Err(refused) => Err(NotPut {
-                closed: matches!(refused, NotPushed::ShutDown(_)),
-                delivery: refused.into_job(),
+            Ok(()) => Ok(Pushed {
+                over: !room,
+                paused,
             }),
+            Err(refused) => {
+                let closed = matches!(refused, NotPushed::ShutDown(_));
+                let mut delivery = refused.into_job();
+                delivery.leave();
+                Err(NotPut { delivery, closed })
+            }
         }
+    }
+
+    /// Whether this source would find room in the lane.
+    pub(crate) fn has_room(&self, lane: &LaneId, source: &Arc<str>, most: Most) -> bool {
+        self.seats.has_room(lane, source, most)
     }
 
     /// Puts a row of a store at the end of its lane, or hands it back when the pool is closed.
     pub(crate) fn push_row(&self, delivery: Box<Delivery>) -> Result<(), Box<Delivery>> {
-        let pushed = self.push(delivery, false);
+        let pushed = self.push(delivery, None, false);
         pushed.map(drop).map_err(|refused| refused.delivery)
     }
 
@@ -723,6 +753,7 @@ impl Pool {
     /// still runs at the deadline.
     pub(crate) async fn drain(&self, deadline: Duration) -> bool {
         self.draining.store(true, Ordering::SeqCst);
+        self.seats.ring();
         self.executor.drain(deadline).await
     }
 
@@ -748,6 +779,7 @@ impl Pool {
         let closes = !self.executor.keys().iter().any(stays);
         if closes {
             self.draining.store(true, Ordering::SeqCst);
+            self.seats.ring();
         }
         closes
     }
@@ -1307,6 +1339,7 @@ impl Attempts {
             ?lane,
             "{forgotten} lost their lease, {returned} behind them go back"
         );
+        self.go_back(lost.iter().map(|taken| &*taken.job), None);
         for Taken { job, forgotten } in lost {
             if forgotten {
                 self.shared.note(&job, EventKind::LeaseLost, "lost");
@@ -1644,16 +1677,43 @@ impl Attempts {
             // Not on disk means only that the next round goes on counting where this one ended.
             let _ = self.shared.store.new_round(tried).await;
         }
+        self.go_back(
+            back.iter().map(|queued| &*queued.job),
+            only_batches.as_deref(),
+        );
         for queued in back {
             self.return_one(queued.job, delay);
         }
         keep
     }
 
+    /// These messages of a lane go back, all of a source at one moment: if the first comes again
+    /// before the others are settled, none of them is taken for one that is still here. The rest of a
+    /// batch that is on its way to the lane goes back too; with `only`, if it is one of these.
+    fn go_back<'a>(&self, jobs: impl Iterator<Item = &'a Delivery>, only: Option<&[BatchId]>) {
+        let mut by_source: BTreeMap<&Arc<str>, Vec<&Delivery>> = BTreeMap::new();
+        for job in jobs.filter(|job| job.source_end().is_some()) {
+            by_source.entry(&job.identity.source).or_default().push(job);
+        }
+        for of_source in by_source.into_values() {
+            let Some((end, _)) = of_source[0].source_end() else {
+                continue;
+            };
+            let loan = |job: &&'a Delivery| {
+                let (_, loan) = job.source_end().expect("only those with one");
+                (&job.identity.id, loan)
+            };
+            let loans: Vec<(&BrokerId, u32)> = of_source.iter().map(loan).collect();
+            let batch = end.window.goes_back(&loans);
+            let goes = |batch: &BatchId| only.is_none_or(|only| only.contains(batch));
+            if let Some(batch) = batch.filter(goes) {
+                self.gone_back.note(of_source[0], batch);
+            }
+        }
+    }
+
     fn return_one(&self, delivery: Job, delay: Duration) {
         if !delivery.is_stored() {
-            // Before the lane goes on: the rest of its batch may be on its way there.
-            self.gone_back.note(&delivery);
             self.shared.note(&delivery, EventKind::Return, "returned");
             delivery.counters.returned.one();
         }

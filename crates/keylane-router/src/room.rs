@@ -7,7 +7,7 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::sync::Arc;
 
 use crate::lane::LaneId;
-use crate::map::{Map, Set};
+use crate::map::Map;
 
 /// A lane of a pool, as its source sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -38,8 +38,6 @@ pub(crate) struct Room {
     /// What those have together.
     held_messages: usize,
     holds: NonZeroU64,
-    /// Lanes that have a quarter of the window or more.
-    large: Set<Arc<Place>>,
     /// The one lane that was ever seen,
     first: Option<Arc<Place>>,
     /// until there was another: where a source has one lane, nobody else wants room.
@@ -54,7 +52,6 @@ impl Room {
             held: BTreeMap::new(),
             held_messages: 0,
             holds: NonZeroU64::MIN,
-            large: Set::default(),
             first: None,
             several: false,
         }
@@ -75,9 +72,6 @@ impl Room {
         lane.share.messages += 1;
         lane.share.bytes += bytes;
         self.held_messages += usize::from(lane.held.is_some());
-        if lane.share.messages * 4 >= self.window && lane.share.messages > 1 {
-            self.large.insert(place.clone());
-        }
         place
     }
 
@@ -90,9 +84,6 @@ impl Room {
         lane.share.bytes -= bytes;
         self.held_messages -= usize::from(lane.held.is_some());
         let left = lane.share.messages;
-        if !self.large.is_empty() && (left * 4 < self.window || left < 2) {
-            self.large.remove(place);
-        }
         if left == 0 {
             self.moved(place);
             self.lanes.remove(place);
@@ -144,17 +135,9 @@ impl Room {
 
     /// Whether all messages of the source are in one lane, so that nobody waits behind it. Where
     /// there are keys there may be others, even if all that is out is of one.
-    fn is_one_lane(&self) -> bool {
+    pub(crate) fn is_one_lane(&self) -> bool {
         let keyed = |first: &Arc<Place>| first.lane.key().is_some();
         !self.several && !self.first.as_ref().is_some_and(keyed)
-    }
-
-    /// The lanes that are over when the window is full.
-    pub(crate) fn over_quarter(&self) -> Vec<Arc<Place>> {
-        match self.several {
-            true => self.large.iter().cloned().collect(),
-            false => Vec::new(),
-        }
     }
 
     /// The held lanes of a pool, longest-held first, until they have so many bytes together.
@@ -205,15 +188,6 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_a_full_window_is_over_where_there_are_others() {
-        let mut room = room(16);
-        add(&mut room, "a", 4);
-        add(&mut room, "b", 3);
-        add(&mut room, "c", 9);
-        assert_eq!(names(&room.over_quarter()), ["a", "c"]);
-    }
-
-    #[test]
     fn the_one_lane_of_a_source_is_never_over() {
         let mut room = room(4);
         let keyless = || Place {
@@ -224,10 +198,11 @@ mod tests {
             room.add(keyless(), 10);
         }
         room.hold(&keyless());
-        assert!(room.over_quarter().is_empty());
+        assert!(room.is_one_lane());
         assert_eq!(room.over_half(), None);
         add(&mut room, "b", 1);
-        assert_eq!(room.over_quarter().len(), 1);
+        assert!(!room.is_one_lane());
+        assert!(room.over_half().is_some());
     }
 
     #[test]
@@ -235,7 +210,6 @@ mod tests {
         let mut room = room(4);
         add(&mut room, "a", 4);
         assert_eq!(room.over_half(), None);
-        assert!(room.over_quarter().is_empty());
         room.hold(&place("a"));
         let over = room.over_half().unwrap();
         assert_eq!(names(&[over]), ["a"]);
@@ -306,9 +280,7 @@ mod tests {
                 for (place, lane) in &room.lanes {
                     let count = out.iter().filter(|other| *other == place).count();
                     assert_eq!(lane.share, Share { messages: count, bytes: count as u64 });
-                    assert_eq!(room.large.contains(place), count * 4 >= 8 && count > 1);
                 }
-                assert!(room.large.iter().all(|place| room.lanes.contains_key(place)));
                 assert_eq!(room.lanes.len(), out.iter().collect::<HashSet<_>>().len());
             }
         }

@@ -188,6 +188,12 @@ impl Routes {
         capacities.min().unwrap_or(usize::MAX)
     }
 
+    /// Whether keys may have something unresolved elsewhere than where their messages go now.
+    pub(crate) fn moves(&self) -> bool {
+        let table = self.table();
+        !table.leaving.is_empty() || !table.in_default.is_empty()
+    }
+
     /// All pools that may hold something.
     pub(crate) fn pools(&self) -> Vec<Arc<Pool>> {
         let table = self.table();

@@ -110,13 +110,11 @@ pub enum StartError {
     SourceTwice(Arc<str>),
     /// A policy that a source cannot keep.
     #[error(
-        "pool `{pool}`: {option} = \"return\", but source `{source_name}` cannot take messages back in order with a delay; set it to another value or leave it out"
+        "pool `{pool}`: on_exhausted = \"return\", but source `{source_name}` cannot take messages back in order with a delay; set it to another value or leave it out"
     )]
     CannotReturn {
         /// Which pool.
         pool: Arc<str>,
-        /// `on_exhausted` or `overflow`.
-        option: &'static str,
         /// Which source.
         source_name: Arc<str>,
     },
@@ -132,7 +130,7 @@ pub enum StartError {
     },
     /// What sources share is in none of their stores.
     #[error(
-        "pool `{0}`: overflow = \"spill\" and lane_scope = \"pool\" exclude each other; use \"return\" or \"wait\", or lane_scope = \"source\""
+        "pool `{0}`: overflow = \"spill\" and lane_scope = \"pool\" exclude each other; use \"wait\", or lane_scope = \"source\""
     )]
     SpillShared(Arc<str>),
     /// A parked key lives with one instance.
@@ -309,6 +307,8 @@ impl Router {
             .write()
             .unwrap_or_else(PoisonError::into_inner) = Arc::new(plan);
         self.inner.alarm.wake();
+        self.inner.shared.room.notify_waiters();
+        self.inner.shared.routes.notify_waiters();
         for pool in again {
             self.inner.stay(&pool);
         }
@@ -582,17 +582,9 @@ fn check_source(
     let returns = features.returns();
     let no_spill = no_spill(features, source);
     for (pool, pool_plan) in &plan.pools {
-        let asked = [
-            (
-                "on_exhausted",
-                pool_plan.on_exhausted == OnExhausted::Return,
-            ),
-            ("overflow", pool_plan.overflow == Some(Overflow::Return)),
-        ];
-        if let Some((option, _)) = asked.into_iter().find(|(_, asked)| *asked && !returns) {
+        if pool_plan.on_exhausted == OnExhausted::Return && !returns {
             return Err(StartError::CannotReturn {
                 pool: pool.clone(),
-                option,
                 source_name: name.clone(),
             });
         }
@@ -632,11 +624,10 @@ fn no_spill(features: &Features, source: &SourcePlan) -> Option<&'static str> {
     }
 }
 
-/// What a source can do; unset, a lane that is over goes back if it can, else to the store.
+/// What a source can do; unset, a lane that is over goes to the store if it may.
 fn ability(features: &Features, source: &SourcePlan, described: Described) -> Ability {
     let returns = features.returns();
     let overflow = match no_spill(features, source) {
-        _ if returns => Overflow::Return,
         None => Overflow::Spill,
         Some(_) => Overflow::Wait,
     };
@@ -699,6 +690,8 @@ impl Inner {
             history,
             link,
             machine,
+            room: Arc::default(),
+            routes: Arc::default(),
         });
         let permits = Permits::new(most_in_flight(&plan));
         let make = |(name, pool): (Arc<str>, PoolPlan)| {
@@ -1067,6 +1060,8 @@ impl Inner {
         self.shared.store_trouble.works();
         if busy.is_empty() {
             self.routes.forget(pool);
+            self.shared.room.notify_waiters();
+            self.shared.routes.notify_waiters();
         }
         busy.is_empty()
     }

@@ -174,6 +174,7 @@ mod tests {
 
     fn settled(id: u64) -> Settled<BrokerId> {
         Settled {
+            loan: 0,
             id: BrokerId::Sequence(id),
             settlement: Settlement::Ack,
             counted: None,

@@ -335,7 +335,7 @@ impl Attempts {
         }
         let fresh_heads = heads
             .iter()
-            .filter(|(_, lender)| matches!(**lender, Some(Lender::Source(_))));
+            .filter(|(_, lender)| matches!(**lender, Some(Lender::Source(..))));
         let mut fresh: Vec<Stored> = fresh_heads.map(|(lent, _)| lent.stored.clone()).collect();
         fresh.extend(self.fresh(&name, &jobs));
         if fresh.is_empty() {
@@ -356,7 +356,7 @@ impl Attempts {
         let feeder = self.shared.feeder(&name);
         let mut rows = rows.into_iter();
         for (lent, mut lender) in heads {
-            if !matches!(*lender, Some(Lender::Source(_))) {
+            if !matches!(*lender, Some(Lender::Source(..))) {
                 continue;
             }
             let row = rows.next().expect("each message has its row");

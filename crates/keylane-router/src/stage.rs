@@ -11,6 +11,8 @@ use crate::lane::LaneId;
 pub(crate) struct Stage {
     blocked: Mutex<Option<(Blocked, Instant)>>,
     settling: Mutex<Option<(usize, Instant)>>,
+    /// What failed and is tried again.
+    again: Mutex<Option<(usize, Instant)>>,
 }
 
 /// Why nothing more is received.
@@ -20,6 +22,8 @@ pub(crate) enum Blocked {
     Window,
     /// A message waits for room in this lane of this pool.
     Lane(Arc<str>, LaneId),
+    /// A message waits for bytes of this pool.
+    Bytes(Arc<str>),
 }
 
 impl Stage {
@@ -52,12 +56,21 @@ impl Stage {
         *lock(&self.settling) = None;
     }
 
+    /// So many failed and are tried again from now on, or still.
+    pub(crate) fn settle_again(&self, count: usize) {
+        let mut again = lock(&self.again);
+        let since = again.map_or_else(Instant::now, |(_, since)| since);
+        *again = (count > 0).then_some((count, since));
+    }
+
     pub(crate) fn blocked(&self) -> Option<(Blocked, Instant)> {
         lock(&self.blocked).clone()
     }
 
+    /// How many are not settled though their source was asked, and since when.
     pub(crate) fn settling(&self) -> Option<(usize, Instant)> {
-        *lock(&self.settling)
+        let again = *lock(&self.again);
+        again.or(*lock(&self.settling))
     }
 }
 

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use keylane::lanes::Hold;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::consume::Consumer;
+use crate::consume::{Consumer, most_of};
 use crate::health::Trouble;
 use crate::lane::LaneId;
 use crate::plan::{PoolPlan, Rate};
@@ -132,6 +133,7 @@ impl Watchdog {
             let because = Because {
                 pools: &stalled_pools,
                 runs: &stalled_runs,
+                all: &pools,
             };
             if let Some(text) = source_text(&source, after, now, &because) {
                 stalls.push((Trouble::StalledSource(source.name.clone()), text));
@@ -320,6 +322,8 @@ fn pool_text(pool: &Pool, plan: &PoolPlan, still: Duration, now: Instant) -> Str
 struct Because<'a> {
     pools: &'a [Arc<str>],
     runs: &'a [Run],
+    /// All pools there are.
+    all: &'a [Arc<Pool>],
 }
 
 /// Why a source is stalled, if it is. Blocked alone is no stall: what fills its window may be held
@@ -345,16 +349,43 @@ fn source_text(
     }
     let place = match &blocked {
         Blocked::Window => "its window is full".to_owned(),
-        Blocked::Lane(pool, lane) => format!("{} of pool `{pool}` has no room", lane.in_words()),
+        Blocked::Lane(pool, lane) => {
+            format!(
+                "a message waits for room in {} of pool `{pool}`",
+                lane.in_words()
+            )
+        }
+        Blocked::Bytes(pool) => format!("a message waits for bytes of pool `{pool}`"),
     };
     let seconds = (now - since).as_secs();
     let own = because.runs.iter().find(|run| run.identity.source == *name);
     let cause = match (own, because.pools.first()) {
         (Some(run), _) => told(run, now),
         (None, Some(pool)) => format!("pool `{pool}` is stalled"),
-        (None, None) => return None,
+        (None, None) => not_woken(source, &blocked, because.all)?.to_owned(),
     };
     Some(format!(
         "source `{name}`: nothing was received for {seconds} s, because {place}: {cause}"
     ))
+}
+
+/// Why a source that waits for room in a lane waits in vain; `None` where the lane is full, and waits
+/// by design or makes progress.
+fn not_woken(source: &Consumer, blocked: &Blocked, pools: &[Arc<Pool>]) -> Option<&'static str> {
+    let Blocked::Lane(pool, lane) = blocked else {
+        return None;
+    };
+    let Some(pool) = pools.iter().find(|known| known.name == *pool) else {
+        return Some("the pool is gone, and the message was not sent elsewhere");
+    };
+    let most = most_of(pool, lane, source.plan.window, false);
+    if pool.has_room(lane, &source.name, most) {
+        return Some("there is room, and the source was not told");
+    }
+    let state = pool.lane(lane);
+    let idle = state.is_none_or(|state| {
+        let waits = state.paused || state.hold != Hold::Free || state.rate_until.is_some();
+        state.running == 0 && !waits && !state.flushing
+    });
+    (idle && pool.ready() == 0).then_some("nothing of it runs, and nothing holds it")
 }

@@ -34,6 +34,8 @@ const POOL: &str = "crates/keylane-router/src/pool.rs";
 const PROCESS: &str = "crates/keylane-router/src/process.rs";
 const AUDIT: &str = "crates/keylane-router/src/audit.rs";
 const CONSUME: &str = "crates/keylane-router/src/consume.rs";
+const SEATS: &str = "crates/keylane-router/src/seats.rs";
+const SETTLE_AGAIN: &str = "crates/keylane-router/src/settle_again.rs";
 const DELIVERY: &str = "crates/keylane-router/src/delivery.rs";
 const LEASE: &str = "crates/keylane-router/src/lease.rs";
 const RENEW: &str = "crates/keylane-router/src/renew.rs";
@@ -135,6 +137,14 @@ const ROUTED_POOLS: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "router::pools::",
+    env: &[],
+};
+
+/// How messages find room in their lanes and go back, on the paused clock.
+const ROUTED_ROOM: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--test", "it"],
+    filter: "router::room::",
     env: &[],
 };
 
@@ -732,9 +742,9 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "settles-on-after-giving-up",
         invariant: "R15",
-        file: CONSUME,
-        find: "                if gave_up {",
-        replace: "                if gave_up && false {",
+        file: SETTLE_AGAIN,
+        find: "            _ if self.gave_up => return None,\n",
+        replace: "            _ if self.gave_up => return Some(one),\n",
         test: ROUTED,
     },
     Mutation {
@@ -749,8 +759,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "redelivered-is-called-again",
         invariant: "R4",
         file: CONSUME,
-        find: "            let Some(entry) = out.table.get_mut(&received.identity.id) else {",
-        replace: "            let Some(entry) = out.table.get_mut(&received.identity.id).filter(|_| false) else {",
+        find: "            let Some(entry) = out.table.get_mut(id) else {\n                return false;",
+        replace: "            let Some(entry) = out.table.get_mut(id).filter(|_| false) else {\n                return false;",
         test: ROUTED,
     },
     Mutation {
@@ -844,9 +854,65 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "slow-lanes-keep-the-window",
         invariant: "R9",
-        file: "crates/keylane-router/src/room.rs",
-        find: "        match self.several {\n",
-        replace: "        match false {\n",
+        file: SEATS,
+        find: "            && part.unwrap_or(0) < most.part\n",
+        replace: "",
+        test: ROUTED,
+    },
+    Mutation {
+        name: "held-lanes-do-not-go-back",
+        invariant: "R9",
+        file: CONSUME,
+        find: "            Overflow::Wait if shared.only_returns(&place.lane, &self.name) => {\n",
+        replace: "            Overflow::Wait if false => {\n",
+        test: ROUTED_ROOM,
+    },
+    Mutation {
+        name: "a-full-lane-stops-its-batch",
+        invariant: "R9",
+        file: CONSUME,
+        find: "        if look.behind.contains(&place) {\n            return Some(arrival);",
+        replace: "        if !look.behind.is_empty() {\n            return Some(arrival);",
+        test: ROUTED_ROOM,
+    },
+    Mutation {
+        name: "plan-makes-room-unheard",
+        invariant: "R11",
+        file: ROUTER,
+        find: "        self.inner.shared.room.notify_waiters();\n",
+        replace: "",
+        test: ROUTED_ROOM,
+    },
+    Mutation {
+        name: "what-comes-again-before-its-return-is-known",
+        invariant: "R5",
+        file: CONSUME,
+        find: "            if out.table.get(id).is_some_and(|entry| entry.goes_back) {\n",
+        replace: "            if false {\n",
+        test: ROUTED_ROOM,
+    },
+    Mutation {
+        name: "what-waits-for-room-stays-when-its-lane-goes-back",
+        invariant: "R5",
+        file: POOL,
+        find: "            if let Some(batch) = batch.filter(goes) {\n",
+        replace: "            if let Some(batch) = batch.filter(goes).filter(|batch| *batch == of_source[0].batch) {\n",
+        test: ROUTED_ROOM,
+    },
+    Mutation {
+        name: "settlements-wait-for-another-lane",
+        invariant: "R9",
+        file: CONSUME,
+        find: "        again.add(failed.collect());\n",
+        replace: "        again.add(failed.collect());\n        while again.due().is_some_and(|at| at > Instant::now()) {\n            tokio::task::yield_now().await;\n            tokio::time::sleep(std::time::Duration::from_secs(3600)).await;\n        }\n",
+        test: ROUTED_ROOM,
+    },
+    Mutation {
+        name: "followers-of-a-failed-ack-go-with-it",
+        invariant: "R15",
+        file: SETTLE_AGAIN,
+        find: "            false => lane.behind.push(one),\n",
+        replace: "            false => lane.failed.push(one),\n",
         test: ROUTED,
     },
     Mutation {
@@ -1012,10 +1078,10 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "running-ones-need-no-room",
         invariant: "R9",
-        file: POOL,
-        find: "let before = state.map_or(0, |lane| lane.running + lane.waiting);",
-        replace: "let before = state.map_or(0, |lane| lane.waiting);",
-        test: ROUTED,
+        file: SEATS,
+        find: "        taken.messages < most.messages\n",
+        replace: "        taken.messages <= most.messages\n",
+        test: ROUTED_POOLS,
     },
     Mutation {
         name: "stop-starts-what-waits",
@@ -1173,16 +1239,16 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "counted-twice",
         invariant: "R14",
         file: CONSUME,
-        find: "            delivery.counters.received.one();\n",
-        replace: "            delivery.counters.received.add(2);\n",
+        find: "            arrival.delivery.counters.received.one();\n",
+        replace: "            arrival.delivery.counters.received.add(2);\n",
         test: ROUTED,
     },
     Mutation {
         name: "acks-in-any-order",
         invariant: "R15",
         file: CONSUME,
-        find: "        run.ids.push(settled.id);\n",
-        replace: "        run.ids.insert(0, settled.id);\n",
+        find: "        run.settled.push(settled);\n",
+        replace: "        run.settled.insert(0, settled);\n",
         test: ROUTED,
     },
     Mutation {
@@ -1700,10 +1766,10 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "nobody-tells-of-room",
         invariant: "R9",
-        file: CONSUME,
-        find: "                biased;\n                () = changed => {}\n                () = tokio::time::sleep(POOL_GONE), if closed => {}\n",
-        replace: "                biased;\n                () = tokio::time::sleep(POOL_GONE), if closed => drop(changed),\n",
-        test: CONFORMS,
+        file: SEATS,
+        find: "        if rings {\n",
+        replace: "        if rings && false {\n",
+        test: ROUTED_ROOM,
     },
     Mutation {
         name: "equal-ids-are-one",
@@ -1733,8 +1799,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "lost-loan-is-settled-for-ever",
         invariant: "R12",
         file: CONSUME,
-        find: "                    self.late(settlement, &sent.id, &text);\n                    over.push(sent.id);",
-        replace: "                    self.late(settlement, &sent.id, &text);\n                    again.push(sent.id);",
+        find: "                    self.late(one, &text);\n                    over.push(one);",
+        replace: "                    self.late(one, &text);\n                    again.push(at);",
         test: CONFORMS,
     },
     Mutation {
@@ -1749,8 +1815,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "acked-on-receipt",
         invariant: "R2",
         file: CONSUME,
-        find: "            self.put(pool, delivery, &mut refused).await;\n",
-        replace: "            let id = delivery.identity.id.clone();\n            let _ = self.end.to_settle.send(Settled {\n                id,\n                settlement: Settlement::Ack,\n                counted: None,\n            });\n            self.put(pool, delivery, &mut refused).await;\n",
+        find: "            arrivals.push_back(arrival);\n        }\n        self.put_all",
+        replace: "            let id = arrival.delivery.identity.id.clone();\n            let _ = self.end.to_settle.send(Settled {\n                id,\n                loan: self.loans,\n                settlement: Settlement::Ack,\n                counted: None,\n            });\n            arrivals.push_back(arrival);\n        }\n        self.put_all",
         test: CONFORMS,
     },
     Mutation {
@@ -2221,8 +2287,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "late-ack-is-sent",
         invariant: "R12",
         file: CONSUME,
-        find: "            holds.then(|| (sent, entry.receipt.clone()))\n",
-        replace: "            (holds || true).then(|| (sent, entry.receipt.clone()))\n",
+        find: "            if holds {\n                receipts.sent.push",
+        replace: "            if holds || true {\n                receipts.sent.push",
         test: LEASES,
     },
     Mutation {

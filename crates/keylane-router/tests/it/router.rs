@@ -21,6 +21,7 @@ mod panics;
 mod parked;
 mod pools;
 mod redelivery;
+mod room;
 mod rounds;
 mod side_by_side;
 mod skip;

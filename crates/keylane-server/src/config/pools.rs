@@ -183,7 +183,6 @@ fn lane_scope(node: &Node) -> Result<LaneScope, Wrong> {
 fn overflow(node: &Node) -> Result<Option<Overflow>, Wrong> {
     let words = [
         ("auto", None),
-        ("return", Some(Overflow::Return)),
         ("wait", Some(Overflow::Wait)),
         ("spill", Some(Overflow::Spill)),
     ];

@@ -117,7 +117,7 @@ fn the_designs_example_is_understood() {
         [pools.mail]
         concurrency = 20
         rate = "100/s"
-        overflow = "return"
+        overflow = "wait"
         on_exhausted = "park"
         targets = ["https://api.example.com"]
         drain = "finish"
@@ -140,7 +140,7 @@ fn the_designs_example_is_understood() {
     );
     let mail = &config.plan.pools["mail"];
     assert_eq!(mail.rate.unwrap().burst, 10);
-    assert_eq!(mail.overflow, Some(Overflow::Return));
+    assert_eq!(mail.overflow, Some(Overflow::Wait));
     assert_eq!(mail.on_exhausted, OnExhausted::Park);
     assert_eq!(
         mail.targets,
@@ -277,17 +277,13 @@ fn many_instances_are_refused_and_so_are_parking_and_spilling_with_them() {
 fn what_a_source_cannot_do_for_a_pool_is_refused_all_at_once() {
     for kind in ["rabbitmq", "activemq", "sqs"] {
         let problems = wrong(&format!(
-            "[pools.p]\non_exhausted = \"return\"\noverflow = \"return\"\nlane_scope = \"pool\"\n[sources.s]\ntype = \"{kind}\"\n",
+            "[pools.p]\non_exhausted = \"return\"\nlane_scope = \"pool\"\n[sources.s]\ntype = \"{kind}\"\n",
         ));
-        assert_eq!(problems.len(), 3, "{kind}: {problems:#?}");
-        let options = [
-            "on_exhausted = \"return\"",
-            "overflow = \"return\"",
-            "lane_scope = \"pool\"",
-        ];
+        assert_eq!(problems.len(), 2, "{kind}: {problems:#?}");
+        let options = ["on_exhausted = \"return\"", "lane_scope = \"pool\""];
         for (problem, option) in problems.iter().zip(options) {
             assert!(
-                problem.starts_with("my.toml:6: sources.s.type: "),
+                problem.starts_with("my.toml:5: sources.s.type: "),
                 "{problem}"
             );
             assert!(

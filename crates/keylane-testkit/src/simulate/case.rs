@@ -174,7 +174,7 @@ macro_rules! cases {
 cases!(/// `lane_scope`.
     ScopeCase => LaneScope { Source, Pool } default Source);
 cases!(/// `overflow`.
-    OverflowCase => Overflow { Return, Wait, Spill } default Wait);
+    OverflowCase => Overflow { Wait, Spill } default Wait);
 cases!(/// `cascade`.
     CascadeCase => Cascade { Key, Batch } default Key);
 cases!(/// `on_refused`.

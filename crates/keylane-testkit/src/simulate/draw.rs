@@ -443,9 +443,6 @@ pub(crate) fn repair(plan: &mut PlanCase) {
             if pool.on_exhausted == ExhaustedCase::Return {
                 pool.on_exhausted = ExhaustedCase::Block;
             }
-            if pool.overflow == Some(OverflowCase::Return) {
-                pool.overflow = None;
-            }
         }
         if many {
             if pool.on_exhausted == ExhaustedCase::Park {

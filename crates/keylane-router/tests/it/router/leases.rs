@@ -229,6 +229,27 @@ fn gone() -> Option<SettleError> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn r12_what_waits_for_room_in_its_lane_is_renewed_in_time() {
+    let top = leased(|source| source).await;
+    let mut plan = patient_plan();
+    let pool = plan.pools.get_mut("default").unwrap();
+    pool.overflow = Some(Overflow::Wait);
+    pool.lane_capacity = NonZeroUsize::MIN;
+    top.router.reload(plan).await.unwrap();
+    top.target.answer(1, busy(3 * LEASE));
+    top.feed(1..=4);
+    tokio::time::sleep(2 * LEASE).await;
+    for id in 1..=4 {
+        assert!(top.renewed(id).len() >= 3, "{id}: {:?}", top.renewed(id));
+    }
+    assert_eq!(top.counters().lost_leases.get(), 0);
+    top.target.answers.lock().unwrap().clear();
+    top.target.go.add_permits(4);
+    top.feeder.settled(4).await;
+    assert_eq!(top.target.calls(), [1, 1, 2, 3, 4]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_runs_waits_is_held_or_paused_is_renewed_in_time() {
     let top = leased(|source| source).await;
     top.target.answer(4, busy(Duration::from_secs(7200)));

@@ -1,5 +1,6 @@
 //! R1, R13, R15: what an operator skips leaves its lane when it is on disk, and not before.
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use keylane_router::dispatch::handler_fn;
 use keylane_router::message::{BrokerId, Identity};
 use keylane_router::outcome::Outcome;
+use keylane_router::plan::SourcePlan;
 use keylane_router::store::{LaneName, Store};
 use keylane_router::{By, Router, VerbError};
 use tokio::sync::Semaphore;
@@ -210,6 +212,12 @@ async fn a_head_on_its_way_between_lane_and_attempt_can_be_skipped() {
     });
     let mut plan = quick_plan();
     plan.stall_after = Duration::ZERO;
+    let window = NonZeroUsize::new(4000).unwrap();
+    let wide = SourcePlan {
+        window,
+        ..SourcePlan::custom()
+    };
+    plan.sources.insert("t".into(), wide);
     let builder = Router::builder()
         .plan(plan)
         .store(OddStore::new(|_| Does::Well));

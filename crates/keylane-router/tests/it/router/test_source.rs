@@ -50,6 +50,8 @@ pub(crate) struct TestSettler {
     pub(crate) never_acked: Arc<Mutex<HashSet<u64>>>,
     /// Acks are not answered while this is so.
     pub(crate) hanging: Arc<AtomicBool>,
+    /// Returns have effect at once, and are not answered while this is so.
+    pub(crate) returns_hang: Arc<AtomicBool>,
     /// Which deliveries were renewed, and when.
     pub(crate) renewed: Arc<Mutex<Vec<(Receipt, tokio::time::Instant)>>>,
     /// Messages whose leases cannot be renewed.
@@ -91,6 +93,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
         failing_acks: Arc::default(),
         never_acked: Arc::default(),
         hanging: Arc::default(),
+        returns_hang: Arc::default(),
         renewed: Arc::default(),
         not_renewed: Arc::default(),
         bonds: Arc::default(),
@@ -338,14 +341,17 @@ impl Settler for TestSettler {
         receipts: Vec<Receipt>,
         delay: Duration,
     ) -> Vec<Result<(), SettleError>> {
-        let mut delays = self.delays.lock().unwrap();
-        delays.extend(receipts.iter().map(|_| delay));
-        drop(delays);
+        let again = receipts.iter().map(|_| delay);
+        self.delays.lock().unwrap().extend(again);
         let give = |Receipt(id, delivery)| {
             self.note(Settled::Returned(id, delivery));
             Ok(())
         };
-        receipts.into_iter().map(give).collect()
+        let results = receipts.into_iter().map(give).collect();
+        while self.returns_hang.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        results
     }
 
     async fn reject(&self, receipts: Vec<Receipt>) -> Vec<Result<(), SettleError>> {

@@ -214,11 +214,9 @@ fn features(kind: &SourceKind) -> Option<Features> {
 fn check_returns(source: &Section<'_>, pools: &Pools) {
     for (name, pool) in pools {
         let on_exhausted = pool.on_exhausted == OnExhausted::Return;
-        let overflow = pool.overflow == Some(Overflow::Return);
         let shared = pool.lane_scope == LaneScope::Pool;
         let asked = [
             (on_exhausted, "on_exhausted = \"return\""),
-            (overflow, "overflow = \"return\""),
             (shared, "lane_scope = \"pool\""),
         ];
         for (_, option) in asked.into_iter().filter(|(asked, _)| *asked) {
