@@ -903,8 +903,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "settlements-wait-for-another-lane",
         invariant: "R9",
         file: CONSUME,
-        find: "        again.add(failed.collect());\n",
-        replace: "        again.add(failed.collect());\n        while again.due().is_some_and(|at| at > Instant::now()) {\n            tokio::task::yield_now().await;\n            tokio::time::sleep(std::time::Duration::from_secs(3600)).await;\n        }\n",
+        find: "        again.add(failed.collect(), self.router.shared.machine.random());\n",
+        replace: "        again.add(failed.collect(), self.router.shared.machine.random());\n        while again.due().is_some_and(|at| at > Instant::now()) {\n            tokio::task::yield_now().await;\n            tokio::time::sleep(std::time::Duration::from_secs(3600)).await;\n        }\n",
         test: ROUTED_ROOM,
     },
     Mutation {
