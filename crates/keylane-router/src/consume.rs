@@ -659,7 +659,11 @@ impl<R: Clone + Send + Sync + 'static> Relief<R> {
     fn weigh(self: &Arc<Self>, pool: Arc<Pool>, bytes: u64) -> Weighing {
         let (relief, of) = (self.clone(), pool.clone());
         let weight = Box::pin(async move { of.weigh(bytes, || relief.heavy(&of)).await });
-        Weighing { pool, weight }
+        Weighing {
+            pool,
+            bytes,
+            weight,
+        }
     }
 
     /// What is over makes room: it goes to the store, or back to a source that may not store it and
@@ -1050,9 +1054,11 @@ impl<S: Source> Consume<S> {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {}
-                (pool, weight) = heaviest(&mut weighing) => {
+                (pool, bytes, weight) = next_weight(&mut weighing) => {
                     let fits = |one: &&mut Arrival| {
-                        Arc::ptr_eq(&one.pool, &pool) && one.delivery.weight.is_none()
+                        Arc::ptr_eq(&one.pool, &pool)
+                            && one.delivery.weight.is_none()
+                            && one.delivery.bytes() == bytes
                     };
                     if let Some(first) = arrivals.iter_mut().find(fits) {
                         first.delivery.weight = Some(weight);
@@ -1241,15 +1247,17 @@ impl Look {
 /// Waits for bytes of a pool's budget.
 struct Weighing {
     pool: Arc<Pool>,
+    bytes: u64,
     weight: Pin<Box<dyn Future<Output = Weight> + Send>>,
 }
 
 /// The next of these that has its bytes; never, if there is none.
-async fn heaviest(weighing: &mut Vec<Weighing>) -> (Arc<Pool>, Weight) {
+async fn next_weight(weighing: &mut Vec<Weighing>) -> (Arc<Pool>, u64, Weight) {
     std::future::poll_fn(|cx| {
         for at in 0..weighing.len() {
             if let Poll::Ready(weight) = weighing[at].weight.as_mut().poll(cx) {
-                return Poll::Ready((weighing.remove(at).pool, weight));
+                let Weighing { pool, bytes, .. } = weighing.remove(at);
+                return Poll::Ready((pool, bytes, weight));
             }
         }
         Poll::Pending
