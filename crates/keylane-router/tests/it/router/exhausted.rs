@@ -193,9 +193,13 @@ async fn a_blocked_key_is_an_alert_on_disk_as_in_memory() {
             pool.retry.max_attempts = NonZeroUsize::MIN;
         };
         let top = top(|source| source.returning().confirming(), stored).await;
-        // On disk from the start: what is behind the head has no room.
         let lane = LaneName::keyed("t", "default", "g");
-        let behind = (1..=4).map(|id| fed(id, Some("g")));
+        top.feeder.feed(vec![fed(1, Some("g"))]);
+        if policy == OnExhausted::Block {
+            // Its alert goes to disk with the head; with `return` only a stored key is blocked.
+            until("it has failed for good", || top.is_blocked()).await;
+        }
+        let behind = (2..=4).map(|id| fed(id, Some("g")));
         top.feeder.feed(behind.collect());
         until("it is stored", || top.store.parked_lane(&lane).is_some()).await;
         until("it has failed for good", || top.is_blocked()).await;
