@@ -235,7 +235,10 @@ async fn router(
     };
     let begun = Instant::now();
     let source = ActiveMqSource::new("s", at.clone());
-    router.add_source("s", source, plan).expect("a source");
+    router
+        .add_source("s", source, plan)
+        .await
+        .expect("a source");
     all.notified().await;
     router.stop(Duration::from_secs(10)).await;
     let took = begun.elapsed();

@@ -186,7 +186,7 @@ async fn router(
         ..options.plan()
     };
     let source = RabbitmqSource::new("s", options, &source_plan).expect("the options fit");
-    let added = router.add_source("s", source, source_plan);
+    let added = router.add_source("s", source, source_plan).await;
     added.expect("the router takes it");
     router
 }

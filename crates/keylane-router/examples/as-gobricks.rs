@@ -60,7 +60,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .await?;
     let source = RabbitmqSource::new("user-events", options, &source_plan);
     let source = source.map_err(|wrong| wrong.join("; "))?;
-    router.add_source("user-events", source, source_plan)?;
+    router
+        .add_source("user-events", source, source_plan)
+        .await?;
     tokio::signal::ctrl_c().await?;
     router.stop(Duration::from_secs(30)).await;
     db.close().await;

@@ -63,7 +63,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .await?;
     let source = RabbitmqSource::new("orders", options, &source_plan);
     let source = source.map_err(|wrong| wrong.join("; "))?;
-    router.add_source("orders", source, source_plan)?;
+    router.add_source("orders", source, source_plan).await?;
 
     tokio::signal::ctrl_c().await?;
     // What runs may finish, the rest goes back in order.

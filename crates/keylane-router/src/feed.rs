@@ -1,7 +1,7 @@
 //! Feeds a stored key (spilled, or parked and replayed) from the store back into its lane, in
 //! order, until it is empty.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -45,12 +45,29 @@ pub(crate) enum Fed {
     Blocked(BlockedHead),
 }
 
+/// Keeps lanes from being fed until it is dropped.
+pub(crate) struct Barred<'a> {
+    feeders: &'a Feeders,
+    lanes: Vec<LaneName>,
+}
+
+impl Drop for Barred<'_> {
+    fn drop(&mut self) {
+        let mut barred = self.feeders.lock_barred();
+        for lane in &self.lanes {
+            barred.remove(lane);
+        }
+    }
+}
+
 /// The feeders there are, one for each lane at most.
 #[derive(Default)]
 pub(crate) struct Feeders {
     by: Mutex<HashMap<LaneName, mpsc::UnboundedSender<Fed>>>,
     /// Notified when a feeder has ended.
     ended: Notify,
+    /// Lanes that are to be moved, and not fed until they are.
+    barred: Mutex<HashSet<LaneName>>,
 }
 
 impl Feeders {
@@ -90,6 +107,19 @@ impl Feeders {
     /// Whether this lane has a feeder: rows of it may be in memory, or resolved and still stored.
     pub(crate) fn has(&self, lane: &LaneName) -> bool {
         self.lock().contains_key(lane)
+    }
+
+    /// Keeps these lanes from being fed. One caller at a time.
+    pub(crate) fn bar(&self, lanes: Vec<LaneName>) -> Barred<'_> {
+        self.lock_barred().extend(lanes.iter().cloned());
+        Barred {
+            feeders: self,
+            lanes,
+        }
+    }
+
+    fn lock_barred(&self) -> MutexGuard<'_, HashSet<LaneName>> {
+        self.barred.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Completes when a feeder ends after this was called.
@@ -265,6 +295,7 @@ impl Feeder {
             && !self.router.stop_taking.is_cancelled()
             && self.router.has_source(&self.lane.source)
             && self.pool().is_some_and(|pool| !pool.is_draining())
+            && !self.router.feeders.lock_barred().contains(&self.lane)
     }
 
     /// Ends unless there is something to do after all; whoever starts a feeder looks here first.

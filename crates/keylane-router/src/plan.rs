@@ -338,6 +338,11 @@ impl Default for PoolPlan {
 }
 
 impl SourcePlan {
+    /// Whether all of its messages are one lane, whatever their keys.
+    pub(crate) fn is_one_lane(&self) -> bool {
+        self.workers == Some(NonZeroUsize::MIN)
+    }
+
     /// A source of the embedding program with default settings.
     pub fn custom() -> Self {
         Self {

@@ -459,12 +459,18 @@ impl Pool {
             return Err(NotPut { delivery, closed });
         }
         let lane = delivery.lane.clone();
+        let state = self.executor.lane(&lane);
+        let is_empty = state.is_none_or(|lane| lane.running + lane.waiting == 0);
+        if is_empty && !state.is_some_and(|lane| lane.flushing) {
+            // What was asked for was meant for what has left: no flush took anything.
+            self.overflowing.take(&lane);
+        }
         let Some((seat, room)) = self.seats.take(&delivery, most, limited) else {
             let closed = false;
             return Err(NotPut { delivery, closed });
         };
         delivery.seat = Some(seat);
-        let paused = self.executor.lane(&lane).is_some_and(|lane| lane.paused);
+        let paused = state.is_some_and(|lane| lane.paused);
         match self.executor.push(lane, delivery) {
             Ok(()) => Ok(Pushed {
                 over: !room,
@@ -610,6 +616,14 @@ impl Pool {
     /// Everything of a lane goes back to its source as soon as nothing of it runs.
     pub(crate) fn leave(&self, lane: &LaneId) {
         self.overflowing.ask(lane, Over::Leave);
+        if !self.flush(lane) {
+            self.overflowing.take(lane);
+        }
+    }
+
+    /// What is stored of a lane leaves the memory as soon as nothing of it runs.
+    pub(crate) fn unload(&self, lane: &LaneId) {
+        self.overflowing.ask(lane, Over::Unload);
         if !self.flush(lane) {
             self.overflowing.take(lane);
         }

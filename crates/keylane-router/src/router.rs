@@ -1,6 +1,7 @@
 //! The router: starts sources and pools, changes them while they run, and stops them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
@@ -14,7 +15,7 @@ use crate::consume::{self, Consumer};
 use crate::counters::{PoolGauges, Registry};
 use crate::delivery::Fate;
 use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
-use crate::feed::Feeders;
+use crate::feed::{Barred, Feeders};
 use crate::health::{Health, Problem, Trouble};
 use crate::history::Recorder;
 use crate::lane::{LaneId, any_source};
@@ -30,7 +31,7 @@ use crate::pool::{Ability, Pool, Shared};
 use crate::route::{DEFAULT, Leaving, Routes};
 use crate::skips::Skips;
 use crate::source::{Features, Order, Source};
-use crate::store::{AuditEntry, LaneName, Move, ParkedLane, Store, StoreError};
+use crate::store::{AuditEntry, LaneName, Move, ParkedLane, ReadQueue, Store, StoreError};
 use crate::store_trouble::StoreTrouble;
 use crate::trace::{Described, Link};
 use crate::waits::BreakerWaits;
@@ -94,10 +95,11 @@ pub struct Builder {
     sources: Vec<StartSource>,
 }
 
-type StartSource = Box<dyn FnOnce(&Router) -> Result<(), StartError> + Send>;
+type StartSource = Box<dyn FnOnce(Router) -> Starting + Send>;
+type Starting = Pin<Box<dyn Future<Output = Result<(), StartError>> + Send>>;
 
 /// Why a router, a source or a changed plan could not be put to work.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum StartError {
     /// A router without a store could lose messages.
     #[error("no store: give the builder one, for example the embedded database's")]
@@ -168,6 +170,33 @@ pub enum StartError {
         "pool `{0}`: lane_scope cannot change while the router runs; set it back, or restart with the new value: what is stored moves then"
     )]
     ScopeChanged(Arc<str>),
+    /// Whether a source is one lane changes only where nothing of it is stored.
+    #[error(
+        "source `{source_name}`: workers changes {}, but {keys} of its keys are stored in the lanes that they had; set workers back until these are delivered, replayed or dropped",
+        if *.one_lane { "to 1, which makes it one lane" } else { "from 1, which gives each key its own lane" }
+    )]
+    Lanes {
+        /// Which source.
+        source_name: Arc<str>,
+        /// Whether it would be one lane.
+        one_lane: bool,
+        /// How many keys are stored.
+        keys: usize,
+    },
+    /// What is stored of a queue is of a name that another queue has now.
+    #[error(
+        "source `{source_name}` reads queue `{queue}`, which source `{before}` read before; {keys} keys are stored of `{before}`, and it reads another queue now: give that another name, or exchange the names when these keys are delivered, replayed or dropped"
+    )]
+    NameExchanged {
+        /// The source that reads the queue now.
+        source_name: Arc<str>,
+        /// The queue.
+        queue: Arc<str>,
+        /// The source that read it before.
+        before: Arc<str>,
+        /// How many keys are stored under that name.
+        keys: usize,
+    },
     /// The router is stopping.
     #[error("the router is stopping")]
     Stopping,
@@ -188,11 +217,13 @@ impl Router {
         }
     }
 
-    /// Starts to take messages from another source.
+    /// Starts to take messages from another source. What is stored of its queue, under this name or
+    /// the one that the queue was read under before, is brought to the lanes that its messages
+    /// have from now on.
     ///
     /// # Errors
     /// [`StartError`] when that is impossible; nothing was taken then.
-    pub fn add_source<S: Source>(
+    pub async fn add_source<S: Source>(
         &self,
         name: impl Into<Arc<str>>,
         source: S,
@@ -200,18 +231,21 @@ impl Router {
     ) -> Result<(), StartError> {
         let name = name.into();
         let features = source.features();
+        let _one_at_a_time = self.inner.changing.lock().await;
         check_source(&self.inner.plan(), &name, &features, &plan)?;
+        self.inner.is_free(&name)?;
+        let queue = source.destination().unwrap_or_else(|| name.clone());
+        let reads = ReadQueue {
+            kind: features.kind.into(),
+            queue: queue.clone(),
+            source: name.clone(),
+            one_lane: plan.is_one_lane(),
+        };
+        self.inner.settle_in(reads, &plan).await?;
         let mut consumers = self.inner.consumers();
         if self.inner.stop_taking.is_cancelled() {
             return Err(StartError::Stopping);
         }
-        if consumers
-            .get(&name)
-            .is_some_and(|consumer| !consumer.has_ended())
-        {
-            return Err(StartError::SourceTwice(name));
-        }
-        let queue = source.destination().unwrap_or_else(|| name.clone());
         let described = Described::new(features.kind, queue);
         self.inner
             .set_ability(&name, ability(&features, &plan, described));
@@ -282,6 +316,7 @@ impl Router {
             check_source(&plan, &source.name, &source.features, &source.plan)?;
         }
         self.inner.keeps_scopes(&plan)?;
+        self.inner.keeps_lanes(&plan).await?;
         self.inner.separate_no_more(&plan).await?;
         self.inner.permits.set(most_in_flight(&plan));
         self.inner.set_breaker(&plan.breaker);
@@ -502,9 +537,9 @@ impl Builder {
     pub fn source<S: Source>(mut self, name: impl Into<Arc<str>>, source: S) -> Self {
         let name = name.into();
         let plan = self.plan.sources.get(&name).cloned();
-        self.sources.push(Box::new(move |router| {
+        self.sources.push(Box::new(move |router: Router| {
             let plan = plan.unwrap_or_else(SourcePlan::custom);
-            router.add_source(name, source, plan)
+            Box::pin(async move { router.add_source(name, source, plan).await })
         }));
         self
     }
@@ -531,7 +566,7 @@ impl Builder {
         router.inner.take_up().await?;
         let has_sources = !self.sources.is_empty();
         for start in self.sources {
-            start(&router)?;
+            start(router.clone()).await?;
         }
         if has_sources {
             router.check_stored_keys();
@@ -877,6 +912,213 @@ impl Inner {
                     pool.code_comes();
                 }
                 self.feed(to);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether no source of this name runs.
+    fn is_free(&self, name: &Arc<str>) -> Result<(), StartError> {
+        let consumers = self.consumers();
+        match consumers.get(name).is_some_and(|other| !other.has_ended()) {
+            true => Err(StartError::SourceTwice(name.clone())),
+            false => Ok(()),
+        }
+    }
+
+    /// Brings what is stored of a source to the lanes that its messages have from now on. It is not
+    /// read yet.
+    async fn settle_in(
+        self: &Arc<Self>,
+        reads: ReadQueue,
+        plan: &SourcePlan,
+    ) -> Result<(), StartError> {
+        let known = self.store.read_queues();
+        let of_queue = |read: &&ReadQueue| read.kind == reads.kind && read.queue == reads.queue;
+        let named = known.iter().filter(of_queue);
+        // Two sources may read one queue; the one that is not there any more has another name now.
+        let (stays, gone): (Vec<_>, Vec<_>) = named
+            .filter(|read| read.source != reads.source)
+            .partition(|read| self.knows_source(&read.source));
+        for other in stays {
+            let now = self.shared.described(&other.source);
+            if now.is_some_and(|now| *now.queue() != reads.queue) {
+                self.is_of_its_name(&other.source, other, &reads.source)
+                    .await?;
+            }
+        }
+        let own = known
+            .iter()
+            .filter(of_queue)
+            .find(|read| read.source == reads.source);
+        let elsewhere = known.iter().filter(|read| read.source == reads.source);
+        for before in elsewhere.filter(|read| !of_queue(read) && own.is_none()) {
+            if let Some(reader) = self.reader_of(before) {
+                self.is_of_its_name(&reads.source, before, &reader).await?;
+            }
+        }
+        for before in gone.iter().copied().chain(own) {
+            let keys = self.stored_of(&before.source).await?.len();
+            if keys > 0 && before.one_lane != reads.one_lane {
+                return Err(StartError::Lanes {
+                    source_name: reads.source.clone(),
+                    one_lane: reads.one_lane,
+                    keys,
+                });
+            }
+        }
+        for before in &gone {
+            self.rename(&before.source, &reads.source).await?;
+        }
+        if let Envelope::Raw { pool, .. } = &plan.envelope {
+            self.gather(&reads.source, &self.routes.pool_for(pool))
+                .await?;
+        }
+        let stored = !self.stored_of(&reads.source).await?.is_empty();
+        let stays = |read: &&ReadQueue| match read.source == reads.source {
+            // As long as keys are stored they may be of that queue.
+            true => stored && !of_queue(read),
+            false => !gone.contains(read),
+        };
+        let mut after: BTreeSet<ReadQueue> = known.iter().filter(stays).cloned().collect();
+        after.insert(reads);
+        match after == known {
+            true => Ok(()),
+            false => Ok(self.store.set_read_queues(after).await?),
+        }
+    }
+
+    /// The running source that reads this queue.
+    fn reader_of(&self, read: &ReadQueue) -> Option<Arc<str>> {
+        let running = self.running_consumers().into_iter();
+        let mut readers = running.filter(|consumer| {
+            let described = self.shared.described(&consumer.name);
+            *consumer.features.kind == *read.kind
+                && consumer.name != read.source
+                && described.is_some_and(|described| *described.queue() == read.queue)
+        });
+        readers.next().map(|consumer| consumer.name.clone())
+    }
+
+    /// Nothing may be stored of a queue under a name that another queue has now.
+    async fn is_of_its_name(
+        &self,
+        before: &Arc<str>,
+        read: &ReadQueue,
+        reader: &Arc<str>,
+    ) -> Result<(), StartError> {
+        match self.stored_of(before).await?.len() {
+            0 => Ok(()),
+            keys => Err(StartError::NameExchanged {
+                source_name: reader.clone(),
+                queue: read.queue.clone(),
+                before: before.clone(),
+                keys,
+            }),
+        }
+    }
+
+    /// The stored lanes that have messages of this source.
+    async fn stored_of(&self, source: &Arc<str>) -> Result<Vec<LaneName>, StoreError> {
+        let mut lanes = Vec::new();
+        for ParkedLane { lane, .. } in self.store.parked() {
+            let has_some = lane.source == *source
+                || LaneId::is_shared(&lane) && self.sources_in(&lane).await?.contains(source);
+            if has_some {
+                lanes.push(lane);
+            }
+        }
+        Ok(lanes)
+    }
+
+    /// A source that is not there any more has another name from now on.
+    async fn rename(self: &Arc<Self>, from: &Arc<str>, to: &Arc<str>) -> Result<(), StartError> {
+        let lanes = self.stored_of(from).await?;
+        let keys = lanes.len();
+        let _barred = self.take_out(lanes).await?;
+        let renamed = Move::Source {
+            from: from.clone(),
+            to: to.clone(),
+        };
+        self.store.move_lanes(vec![renamed]).await?;
+        tracing::info!(
+            from = &**from,
+            to = &**to,
+            keys,
+            "the source has another name"
+        );
+        for pool in self.routes.pools() {
+            self.apply_pauses(&pool);
+        }
+        self.health.well(Trouble::NoSource(from.clone()));
+        Ok(())
+    }
+
+    /// All messages of this source go to one pool: what is stored of it elsewhere moves there.
+    async fn gather(self: &Arc<Self>, source: &Arc<str>, pool: &Pool) -> Result<(), StartError> {
+        let mut lanes = self.stored_of(source).await?;
+        lanes.retain(|lane| lane.pool != pool.name);
+        let to = match pool.plan().lane_scope {
+            LaneScope::Source => source.clone(),
+            LaneScope::Pool => any_source(),
+        };
+        let moves = lanes.iter().map(|lane| Move::Lane {
+            from: lane.clone(),
+            of: LaneId::is_shared(lane).then(|| source.clone()),
+            to: LaneName {
+                source: to.clone(),
+                pool: pool.name.clone(),
+                ..lane.clone()
+            },
+        });
+        let moves = moves.collect();
+        let barred = self.take_out(lanes.clone()).await?;
+        let moved = self.move_stored(moves).await;
+        drop(barred);
+        // What shared lanes have of other sources stayed there.
+        for lane in &lanes {
+            self.feed(lane);
+        }
+        Ok(moved?)
+    }
+
+    /// Stored lanes leave the memory, and are not fed as long as the guard is kept.
+    async fn take_out(&self, lanes: Vec<LaneName>) -> Result<Barred<'_>, StartError> {
+        let barred = self.feeders.bar(lanes.clone());
+        loop {
+            let ended = self.feeders.ended();
+            let fed: Vec<&LaneName> = lanes.iter().filter(|lane| self.feeders.has(lane)).collect();
+            if fed.is_empty() {
+                return Ok(barred);
+            }
+            for lane in fed {
+                if let Some(pool) = self.routes.find(&lane.pool) {
+                    pool.unload(&LaneId::of(lane));
+                }
+            }
+            tokio::select! {
+                _ = tokio::time::timeout(STAYS, ended) => {}
+                () = self.stop_taking.cancelled() => return Err(StartError::Stopping),
+            }
+        }
+    }
+
+    /// A source is, or is not, one lane as long as something of it is stored.
+    async fn keeps_lanes(&self, plan: &Plan) -> Result<(), StartError> {
+        for consumer in self.running_consumers() {
+            let after = plan.sources.get(&consumer.name);
+            let Some(after) =
+                after.filter(|after| after.is_one_lane() != consumer.plan.is_one_lane())
+            else {
+                continue;
+            };
+            let keys = self.stored_of(&consumer.name).await?.len();
+            if keys > 0 {
+                return Err(StartError::Lanes {
+                    source_name: consumer.name.clone(),
+                    one_lane: after.is_one_lane(),
+                    keys,
+                });
             }
         }
         Ok(())

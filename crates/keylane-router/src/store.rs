@@ -185,6 +185,20 @@ pub enum Move {
     },
 }
 
+/// A queue that a source has read, and how its messages came to lanes: where either changes, what
+/// is stored of it belongs to other lanes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ReadQueue {
+    /// The kind of its broker, as [`crate::source::Features::kind`] has it.
+    pub kind: Arc<str>,
+    /// The queue, as [`crate::source::Source::destination`] has it.
+    pub queue: Arc<str>,
+    /// The source's name in the config.
+    pub source: Arc<str>,
+    /// All of its messages were one lane, whatever their keys.
+    pub one_lane: bool,
+}
+
 /// What an operator did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AuditEntry {
@@ -277,6 +291,11 @@ pub trait Store: Send + Sync + 'static {
     fn separate_pools(&self) -> BTreeSet<Arc<str>>;
     /// These and no others are separate from now on.
     fn set_separate_pools(&self, pools: BTreeSet<Arc<str>>) -> Durable<()>;
+
+    /// Which queues were read under which names, and how; from memory.
+    fn read_queues(&self) -> BTreeSet<ReadQueue>;
+    /// These and no others are known from now on.
+    fn set_read_queues(&self, queues: BTreeSet<ReadQueue>) -> Durable<()>;
 
     /// Pauses a lane, with its audit entry.
     fn pause(&self, lane: LaneName, audit: AuditEntry) -> Durable<()>;

@@ -38,6 +38,13 @@ impl Described {
     }
 }
 
+impl Described {
+    /// The queue it reads.
+    pub(crate) fn queue(&self) -> &Arc<str> {
+        &self.destination
+    }
+}
+
 /// The span of one attempt of this message.
 pub(crate) fn attempt(shared: &Shared, pool: &str, delivery: &Delivery, message: &Message) -> Span {
     let identity = &delivery.identity;

@@ -29,7 +29,7 @@ pub(crate) async fn connect(
             let source = source.map_err(|wrong| {
                 SourceError::Broker(format!("source `{name}`: {}", wrong.join("; ")))
             })?;
-            Ok(router.add_source(name, source, plan)?)
+            Ok(router.add_source(name, source, plan).await?)
         }
         SourceKind::Sqs(options) => {
             let source = SqsSource::new(name.clone(), options);
@@ -40,12 +40,12 @@ pub(crate) async fn connect(
             })?;
             let checked = source.check().await;
             checked.map_err(|error| SourceError::Broker(error.to_string()))?;
-            Ok(router.add_source(name, source, plan)?)
+            Ok(router.add_source(name, source, plan).await?)
         }
         SourceKind::Activemq(mut options) => {
             options.alone = plan.instances == Instances::One;
             let source = ActiveMqSource::new(name.clone(), options);
-            Ok(router.add_source(name, source, plan)?)
+            Ok(router.add_source(name, source, plan).await?)
         }
     }
 }

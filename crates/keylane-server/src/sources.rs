@@ -171,7 +171,9 @@ impl Sources {
         }
         let keyless = reader.plan.keyless.unwrap_or(Keyless::Serial);
         let source = self.db.source(name.clone(), &queue, keyless).await?;
-        self.router.add_source(name, source, reader.plan.clone())?;
+        self.router
+            .add_source(name, source, reader.plan.clone())
+            .await?;
         let mut read = self.read.write().unwrap_or_else(PoisonError::into_inner);
         read.insert(queue, reader);
         Ok(())

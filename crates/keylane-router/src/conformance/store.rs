@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use crate::message::Identity;
 use crate::store::{
     AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, Move, ParkedLane,
-    ParkedRow, Stay, Store, StoreError, Stored,
+    ParkedRow, ReadQueue, Stay, Store, StoreError, Stored,
 };
 
 /// Keeps everything in memory and forgets it with the last clone.
@@ -24,6 +24,7 @@ struct Shelf {
     parked: BTreeMap<LaneName, Parked>,
     pauses: BTreeSet<LaneName>,
     separate_pools: BTreeSet<Arc<str>>,
+    read_queues: BTreeSet<ReadQueue>,
     audit: Vec<AuditEntry>,
     /// The last number given to a letter or a row.
     last: u64,
@@ -435,6 +436,15 @@ impl Store for MemoryStore {
 
     fn set_separate_pools(&self, pools: BTreeSet<Arc<str>>) -> Durable<()> {
         self.lock().separate_pools = pools;
+        at_once(())
+    }
+
+    fn read_queues(&self) -> BTreeSet<ReadQueue> {
+        self.lock().read_queues.clone()
+    }
+
+    fn set_read_queues(&self, queues: BTreeSet<ReadQueue>) -> Durable<()> {
+        self.lock().read_queues = queues;
         at_once(())
     }
 

@@ -223,7 +223,7 @@ impl<Q: Queue> AnyQueue for Q {
         Box::pin(async move {
             let source = self.connect(name.clone(), &plan).await;
             let source = Watched::new(source.map_err(Attach::Refused)?, watch);
-            let added = router.add_source(name, source, plan);
+            let added = router.add_source(name, source, plan).await;
             added.map_err(Attach::Start)
         })
     }

@@ -21,6 +21,7 @@ const STEPS: &[&str] = &[
     SEPARATE_POOLS,
     ATTEMPT_NUMBERS,
     ROWS_HAVE_LANES,
+    READ_QUEUES,
 ];
 
 /// Each queue is a table of its own, made with the queue (see [`queue_table`]): one queue's
@@ -82,6 +83,12 @@ const ROWS_HAVE_LANES: &str = "
 CREATE TRIGGER rows_have_lanes BEFORE DELETE ON parked_lanes
   WHEN EXISTS (SELECT 1 FROM parked WHERE lane = OLD.n)
   BEGIN SELECT RAISE(ABORT, 'a lane that has rows cannot go'); END;
+";
+
+/// Under which names queues were read: the lanes of a renamed source are found by its queue.
+const READ_QUEUES: &str = "
+CREATE TABLE read_queues (kind TEXT NOT NULL, queue TEXT NOT NULL, source TEXT NOT NULL,
+  one_lane INTEGER NOT NULL, PRIMARY KEY (kind, queue, source)) WITHOUT ROWID;
 ";
 
 /// The table of queue `n`. The body comes last: reading what is before it touches no overflow

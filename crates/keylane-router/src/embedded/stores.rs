@@ -26,7 +26,7 @@ use crate::plan::Envelope;
 use crate::route::DEFAULT;
 use crate::store::{
     AuditEntry, DeadLetter, Durable, FailedAttempt, KEPT_ATTEMPTS, LaneName, Move, ParkedLane,
-    ParkedRow, Stay, Store, StoreError, Stored,
+    ParkedRow, ReadQueue, Stay, Store, StoreError, Stored,
 };
 
 /// What a stored message is counted with beside its body and headers.
@@ -39,6 +39,7 @@ pub(super) struct Memory {
     parked: BTreeMap<LaneName, ParkedLane>,
     pauses: BTreeSet<LaneName>,
     separate_pools: BTreeSet<Arc<str>>,
+    read_queues: BTreeSet<ReadQueue>,
     /// What [`recover_rows`] did when the file was opened.
     pub(super) recovered: Vec<(LaneName, u64)>,
 }
@@ -67,6 +68,10 @@ impl Memory {
         let mut pools = connection.prepare("SELECT name FROM separate_pools")?;
         let pools = pools.query_map([], |row| row.get(0))?;
         memory.separate_pools = pools.collect::<Result<_, _>>()?;
+        let select = "SELECT kind, queue, source, one_lane FROM read_queues";
+        let mut queues = connection.prepare(select)?;
+        let queues = queues.query_map([], read_queue_at)?;
+        memory.read_queues = queues.collect::<Result<_, _>>()?;
         let sizes =
             "SELECT (SELECT TOTAL(size) FROM dead_letters) + (SELECT TOTAL(size) FROM parked)";
         let used: f64 = connection.query_row(sizes, [], |row| row.get(0))?;
@@ -540,6 +545,24 @@ impl Store for EmbeddedStore {
         self.write(1024, false, work, |memory, ()| {
             memory.separate_pools = pools
         })
+    }
+
+    fn read_queues(&self) -> BTreeSet<ReadQueue> {
+        self.memory().read_queues.clone()
+    }
+
+    fn set_read_queues(&self, queues: BTreeSet<ReadQueue>) -> Durable<()> {
+        let written = queues.clone();
+        let work = move |tx: &mut Tx<'_>| {
+            tx.sql.execute("DELETE FROM read_queues", ())?;
+            let insert = "INSERT INTO read_queues VALUES (?, ?, ?, ?)";
+            let mut insert = tx.sql.prepare_cached(insert)?;
+            for read in &written {
+                insert.execute((&*read.kind, &*read.queue, &*read.source, read.one_lane))?;
+            }
+            Ok(())
+        };
+        self.write(1024, false, work, |memory, ()| memory.read_queues = queues)
     }
 
     fn pauses(&self) -> Vec<LaneName> {
@@ -1336,6 +1359,15 @@ fn headers_at(row: &Row<'_>, at: usize) -> rusqlite::Result<Vec<(Arc<str>, Arc<s
     Ok(text
         .and_then(|text| read_headers(&text))
         .unwrap_or_default())
+}
+
+fn read_queue_at(row: &Row<'_>) -> Result<ReadQueue, rusqlite::Error> {
+    Ok(ReadQueue {
+        kind: row.get(0)?,
+        queue: row.get(1)?,
+        source: row.get(2)?,
+        one_lane: row.get(3)?,
+    })
 }
 
 fn parked_lane_at(row: &Row<'_>) -> Result<ParkedLane, rusqlite::Error> {

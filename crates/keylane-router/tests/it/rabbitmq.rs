@@ -191,13 +191,13 @@ where
     router.start().await.unwrap()
 }
 
-fn add(router: &Router, options: Options) {
+async fn add(router: &Router, options: Options) {
     let plan = SourcePlan {
         envelope: raw(),
         ..options.plan()
     };
     let source = RabbitmqSource::new("s", options, &plan).unwrap();
-    router.add_source("s", source, plan).unwrap();
+    router.add_source("s", source, plan).await.unwrap();
 }
 
 #[tokio::test]
@@ -279,7 +279,7 @@ async fn a_second_consumer_of_an_exclusive_queue_is_told_where_one_instance_was_
     };
     here.declare(&[]).await;
     let first = router(Plan::default(), |_| async { Outcome::Delivered }).await;
-    add(&first, here.options());
+    add(&first, here.options()).await;
     // Whoever is first: one of them has it.
     tokio::time::sleep(Duration::from_millis(500)).await;
     let said = refused(here.options(), Instances::One).await;
@@ -314,7 +314,7 @@ async fn gb_140_what_fails_for_good_goes_to_the_dead_letter_queue_with_x_death()
         }
     })
     .await;
-    add(&router, options);
+    add(&router, options).await;
     super::eventually(|| router.problems().is_empty()).await;
     let letters = format!("{}.dlq", here.name);
     // The router makes it when it connects.
@@ -355,7 +355,7 @@ async fn shards_are_made_and_keep_each_key_in_order() {
         }
     })
     .await;
-    add(&router, options);
+    add(&router, options).await;
     here.is_read(&queues[2], 1).await;
     for n in 0..20 {
         for key in 0..30 {
@@ -401,13 +401,13 @@ async fn gb_49_to_51_a_handler_that_panics_fails_its_own_message_only() {
         }
     })
     .await;
-    add(&router, here.options());
+    add(&router, here.options()).await;
     let plan = SourcePlan {
         envelope: raw(),
         ..beside.options().plan()
     };
     let source = RabbitmqSource::new("beside", beside.options(), &plan).unwrap();
-    router.add_source("beside", source, plan).unwrap();
+    router.add_source("beside", source, plan).await.unwrap();
     for body in ["bad", "after"] {
         here.publish("", &here.name, "k", body.to_owned()).await;
     }
@@ -456,7 +456,7 @@ async fn gb_56_a_delivery_is_a_span_with_its_queue_its_id_and_its_traceparent() 
         async move { outcome }
     })
     .await;
-    add(&router, here.options());
+    add(&router, here.options()).await;
     let traceparent = format!("00-{TRACE}-{PARENT}-01");
     let headers = [("x-group-id", "k"), ("traceparent", &*traceparent)];
     let sent = here.publish_with("", &here.name, &headers, "body".to_owned());
@@ -504,7 +504,7 @@ async fn gb_38_a_connection_that_closes_with_eight_on_their_way_loses_none() {
         }
     })
     .await;
-    add(&router, options);
+    add(&router, options).await;
     super::eventually(|| seen.lock().unwrap().len() == 8).await;
     proxy.cut_all();
     // What ran goes on, and what comes again meanwhile is not called beside it.
@@ -545,22 +545,22 @@ async fn shards_keep_each_key_in_order_when_one_of_two_instances_dies() {
             }
         })
     };
-    let join = |router: &Router, options: Options| {
+    let join = async |router: &Router, options: Options| {
         let plan = SourcePlan {
             envelope: raw(),
             instances: Instances::Many,
             ..options.plan()
         };
         let source = RabbitmqSource::new("s", options, &plan).unwrap();
-        router.add_source("s", source, plan).unwrap();
+        router.add_source("s", source, plan).await.unwrap();
     };
     let first = instance().await;
     let mut through = options.clone();
     through.url = format!("amqp://guest:guest@{}/%2f", proxy.address());
-    join(&first, through);
+    join(&first, through).await;
     here.is_read(&queues[2], 1).await;
     let second = instance().await;
-    join(&second, options);
+    join(&second, options).await;
     here.is_read(&queues[2], 2).await;
     for n in 0..20 {
         for key in 0..30 {
@@ -639,7 +639,7 @@ async fn dead_letters_of_a_queue_that_is_there_are_proven_by_a_probe_that_leaves
     let pool = plan.pools.get_mut("default").unwrap();
     pool.on_refused = keylane_router::plan::OnRefused::DeadLetter;
     let router = router(plan, |_| async { Outcome::Refused(Reason::default()) }).await;
-    add(&router, options);
+    add(&router, options).await;
     here.publish("", &here.name, "k", "bad".to_owned()).await;
     let letter = here.next_of(&letters).await;
     assert_eq!(letter.delivery.data, b"bad", "the probe is not kept");

@@ -13,6 +13,7 @@ mod lease_model;
 mod leases;
 mod log;
 mod lost_wake;
+mod move_model;
 mod moves;
 mod odd_store;
 mod order;

@@ -538,7 +538,7 @@ async fn what_is_settled_together_is_deleted_together() {
         .start()
         .await
         .unwrap();
-    router.add_source("s", stand.source(), plan).unwrap();
+    router.add_source("s", stand.source(), plan).await.unwrap();
     while stand.left().await > 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -606,7 +606,10 @@ async fn groups_of_a_standard_queue_take_turns_side_by_side() {
         envelope,
         ..SourcePlan::custom()
     };
-    router.add_source("s", stand.source(), source_plan).unwrap();
+    router
+        .add_source("s", stand.source(), source_plan)
+        .await
+        .unwrap();
     super::eventually(|| router.pools()[0].queued == groups.len() - 1).await;
     may_go.add_permits(1);
     super::eventually(|| started.lock().unwrap().len() == groups.len()).await;

@@ -303,19 +303,23 @@ impl Life {
 
     async fn read(&self, name: &str, source: &SourceCase) -> Result<(), String> {
         match self.outside.brokers.get(&source.queue) {
-            Some(broker) => self.add(name, source, broker.read(name, source)),
+            Some(broker) => {
+                let reader = broker.read(name, source);
+                self.add(name, source, reader).await
+            }
             None => {
                 let keyless = match source.keyless {
                     Some(KeylessCase::Parallel) => Keyless::Parallel,
                     _ => Keyless::Serial,
                 };
                 let reader = self.db.source(name, &source.queue, keyless).await;
-                self.add(name, source, reader.map_err(|error| error.to_string())?)
+                let reader = reader.map_err(|error| error.to_string())?;
+                self.add(name, source, reader).await
             }
         }
     }
 
-    fn add(&self, name: &str, case: &SourceCase, source: impl Source) -> Result<(), String> {
+    async fn add(&self, name: &str, case: &SourceCase, source: impl Source) -> Result<(), String> {
         let door = Door {
             name: name.into(),
             source,
@@ -323,7 +327,7 @@ impl Life {
             remote: case.kind != Kind::Embedded,
         };
         let added = self.router.add_source(name, door, case.plan());
-        added.map_err(|error| error.to_string())
+        added.await.map_err(|error| error.to_string())
     }
 
     /// Publishes each message at its time, in order; what was not accepted by the last life comes

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use keylane_router::embedded::EmbeddedStore;
 use keylane_router::message::Identity;
 use keylane_router::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, Move, ParkedLane, ParkedRow, Stay,
-    Store, StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, Move, ParkedLane, ParkedRow,
+    ReadQueue, Stay, Store, StoreError, Stored,
 };
 
 use super::case::Call;
@@ -246,6 +246,15 @@ impl Store for Guarded {
 
     fn set_separate_pools(&self, pools: BTreeSet<Arc<str>>) -> Durable<()> {
         let call = || self.store.set_separate_pools(pools);
+        self.call(Call::Move, None, call, nothing)
+    }
+
+    fn read_queues(&self) -> BTreeSet<ReadQueue> {
+        self.store.read_queues()
+    }
+
+    fn set_read_queues(&self, queues: BTreeSet<ReadQueue>) -> Durable<()> {
+        let call = || self.store.set_read_queues(queues);
         self.call(Call::Move, None, call, nothing)
     }
 

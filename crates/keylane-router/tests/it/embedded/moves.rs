@@ -424,7 +424,7 @@ async fn damaged(messages: Vec<Stored>) -> tempfile::TempDir {
     let file = rusqlite::Connection::open(folder.path().join("keylane.db")).unwrap();
     // As a file of the version before: nothing kept a lane that had rows.
     file.execute_batch(
-        "DROP TRIGGER rows_have_lanes; DELETE FROM parked_lanes WHERE pool = 'lost';
+        "DROP TRIGGER rows_have_lanes; DROP TABLE read_queues; DELETE FROM parked_lanes WHERE pool = 'lost';
          PRAGMA user_version = 5;",
     )
     .unwrap();

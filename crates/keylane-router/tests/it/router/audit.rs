@@ -214,7 +214,7 @@ async fn positions_of_a_source_and_of_its_successor_are_not_compared() {
     assert!(top.router.remove_source("t").await);
     let (source, feeder) = test_source("t");
     let plan = keylane_router::plan::SourcePlan::custom();
-    top.router.add_source("t", source, plan).unwrap();
+    top.router.add_source("t", source, plan).await.unwrap();
     let top = OnTestSource { feeder, ..top };
     top.deliver(&[1, 2], Some("g")).await;
     assert_eq!(top.violations(), 0);

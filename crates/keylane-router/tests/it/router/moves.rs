@@ -9,7 +9,9 @@ use std::time::{Duration, SystemTime};
 use keylane_router::dispatch::{Dispatch, handler_fn};
 use keylane_router::message::{BrokerId, Identity};
 use keylane_router::outcome::{Outcome, Reason};
-use keylane_router::plan::{LaneScope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan};
+use keylane_router::plan::{
+    Envelope, LaneScope, OnExhausted, Overflow, Plan, PoolPlan, SourcePlan,
+};
 use keylane_router::store::{AuditEntry, LaneName, Store, Stored};
 use keylane_router::{By, Router, StartError};
 use tokio::sync::watch;
@@ -36,7 +38,7 @@ impl Target {
     }
 
     async fn call(&self, id: String) -> Outcome {
-        let key = id.split_once('/').unwrap().0.to_owned();
+        let key = id.split_once('/').map_or("k", |id| id.0).to_owned();
         self.calls.lock().unwrap().push(id);
         let mut hangs = self.hangs.subscribe();
         let _ = hangs.wait_for(|hangs| !hangs.contains(&key)).await;
@@ -67,7 +69,10 @@ impl Target {
     /// The numbers of a key's calls, each once for all of its attempts in a row.
     fn calls(&self, key: &str) -> Vec<u64> {
         let calls = self.calls.lock().unwrap();
-        let of_key = calls.iter().filter_map(|id| id.split_once('/'));
+        // Raw messages are called by their broker's ids, and are all of one key.
+        let of_key = calls
+            .iter()
+            .map(|id| id.split_once('/').unwrap_or(("k", id)));
         let of_key = of_key.filter(|(of, _)| *of == key);
         let mut calls: Vec<u64> = of_key.map(|(_, n)| n.parse().unwrap()).collect();
         calls.dedup();
@@ -549,4 +554,250 @@ async fn r11_a_start_with_another_scope_moves_what_is_stored_and_keeps_the_order
             assert_eq!(store.pauses(), [lane_of(after, "t", "default")]);
         }
     }
+}
+
+/// With the source `t`, which has so many workers.
+fn with_workers(workers: usize) -> Plan {
+    let mut plan = plan(&[]);
+    let source = SourcePlan {
+        workers: NonZeroUsize::new(workers),
+        ..SourcePlan::custom()
+    };
+    plan.sources.insert("t".into(), source);
+    plan
+}
+
+#[tokio::test(start_paused = true)]
+async fn r11_a_source_is_one_lane_or_not_as_long_as_keys_of_it_are_stored() {
+    for [before, after] in [[1, 4], [4, 1]] {
+        let store = OddStore::new(|_| Does::Well);
+        let mut rig = Rig::with(with_workers(before), store.clone(), |source| source).await;
+        rig.target.hang("k");
+        rig.feed("k", "default", 5);
+        eventually("it is spilled", || !store.inner.parked().is_empty()).await;
+        let refused = rig.router.reload(with_workers(after)).await;
+        let lanes = StartError::Lanes {
+            source_name: "t".into(),
+            one_lane: after == 1,
+            keys: 1,
+        };
+        assert_eq!(refused, Err(lanes.clone()));
+        assert!(lanes.to_string().contains("set workers back"), "{lanes}");
+        assert_eq!(*rig.router.plan(), with_workers(before));
+        // Nor by a restart.
+        rig.router.cut();
+        rig.router.stop(Duration::from_secs(1)).await;
+        let start = |workers| {
+            let (source, feeder) = test_source("t");
+            let builder = Router::builder().plan(with_workers(workers));
+            let builder = builder.store(store.clone()).dispatch(rig.target.dispatch());
+            let start = builder.source("t", source.confirming()).start();
+            async move { start.await.map(|router| (router, feeder)) }
+        };
+        assert_eq!(start(after).await.err(), Some(lanes));
+        let (router, _feeder) = start(before).await.unwrap();
+        rig.target.heal();
+        eventually("nothing is stored", || store.inner.parked().is_empty()).await;
+        router.stop(Duration::from_secs(1)).await;
+        assert!(start(after).await.is_ok());
+    }
+}
+
+/// The sources of a plan: by their names, the pools of their raw messages.
+fn raw(sources: &[(&str, &str)]) -> Plan {
+    let mut plan = plan(&["mail", "other"]);
+    for (name, pool) in sources {
+        let envelope = Envelope::Raw {
+            pool: (*pool).into(),
+            target: "http://t/".into(),
+        };
+        let source = SourcePlan {
+            envelope,
+            ..SourcePlan::custom()
+        };
+        plan.sources.insert((*name).into(), source);
+    }
+    plan
+}
+
+fn raw_fed(ids: std::ops::RangeInclusive<u64>) -> Vec<Fed<'static>> {
+    let fed = |id| Fed {
+        id,
+        key: Some("k"),
+        body: "raw".to_owned(),
+    };
+    ids.map(fed).collect()
+}
+
+/// How a source changes: its name, and the pool of its raw messages.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Reload,
+    Restart,
+}
+
+/// A queue whose source is called `t` and sends to `mail`, and then is called `name` and sends to
+/// `pool`. Returns the router, the feeder of the source as it is then, and the target.
+async fn changed(
+    (name, pool): (&str, &str),
+    how: Change,
+    parked: bool,
+    store: &OddStore,
+) -> (Router, Feeder, Target) {
+    let target = Target::default();
+    let (source, feeder) = test_source("t");
+    let start = |plan, name: &str, source: TestSource| {
+        let builder = Router::builder().plan(plan).store(store.clone());
+        let builder = builder.dispatch(target.dispatch());
+        builder
+            .source(name, source.confirming().reading("q"))
+            .start()
+    };
+    let router = start(raw(&[("t", "mail")]), "t", source).await.unwrap();
+    match parked {
+        true => target.fail("k"),
+        false => target.hang("k"),
+    }
+    feeder.feed(raw_fed(1..=5));
+    eventually("it is stored", || {
+        let lane = store.inner.parked_lane(&LaneName::keyed("t", "mail", "k"));
+        lane.is_some_and(|lane| lane.messages == 5)
+    })
+    .await;
+    let (plan, (source, feeder)) = (raw(&[(name, pool)]), test_source(name));
+    if let Change::Restart = how {
+        router.cut();
+        router.stop(Duration::from_secs(1)).await;
+        let router = start(plan, name, source).await.unwrap();
+        return (router, feeder, target);
+    }
+    router.reload(plan.clone()).await.unwrap();
+    assert!(router.remove_source("t").await);
+    let source_plan = plan.sources[name].clone();
+    let (again, name) = (router.clone(), name.to_owned());
+    let source = source.confirming().reading("q");
+    let added = tokio::spawn(async move { again.add_source(name, source, source_plan).await });
+    if !parked {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(!added.is_finished(), "its head runs still");
+        target.answer("k");
+    }
+    added.await.unwrap().unwrap();
+    (router, feeder, target)
+}
+
+#[tokio::test(start_paused = true)]
+async fn r11_stored_keys_of_a_source_that_changes_its_name_or_pool_are_not_overtaken() {
+    for (name, pool) in [("t", "other"), ("u", "mail"), ("u", "other")] {
+        for how in [Change::Reload, Change::Restart] {
+            for parked in [true, false] {
+                let case = format!("{name} {pool} {how:?} parked: {parked}");
+                let store = OddStore::new(|_| Does::Well);
+                let (router, feeder, target) = changed((name, pool), how, parked, &store).await;
+                feeder.feed(raw_fed(6..=7));
+                let lane = LaneName::keyed(name, pool, "k");
+                if parked {
+                    eventually("they are behind", || {
+                        let lane = store.inner.parked_lane(&lane);
+                        lane.is_some_and(|lane| lane.messages == 7)
+                    })
+                    .await;
+                    target.heal();
+                    router.replay(lane, by()).await.unwrap();
+                }
+                target.heal();
+                eventually("all are called", || target.calls("k").len() >= 7).await;
+                assert_eq!(target.calls("k"), [1, 2, 3, 4, 5, 6, 7], "{case}");
+                eventually("nothing is stored", || store.inner.parked().is_empty()).await;
+                assert_eq!(router.problems(), [], "{case}");
+                let counters = router.counters().of(&name.into(), &pool.into());
+                assert_eq!(counters.ordering_violations.get(), 0, "{case}");
+                router.stop(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn r11_names_are_not_exchanged_while_keys_are_stored_under_one_of_them() {
+    for first in ["t", "u"] {
+        let store = OddStore::new(|_| Does::Well);
+        let (router, _feeder, target) = changed(("t", "mail"), Change::Restart, true, &store).await;
+        assert!(router.remove_source("t").await);
+        router
+            .reload(raw(&[("t", "mail"), ("u", "mail")]))
+            .await
+            .unwrap();
+        let add = |name: &'static str, queue: &'static str| {
+            let (source, _) = test_source(name);
+            let plan = raw(&[(name, "mail")]).sources[name].clone();
+            router.add_source(name, source.reading(queue), plan)
+        };
+        let refused = match first {
+            "t" => {
+                add("t", "another").await.unwrap();
+                add("u", "q").await
+            }
+            _ => {
+                add("u", "q").await.unwrap();
+                add("t", "another").await
+            }
+        };
+        let exchanged = StartError::NameExchanged {
+            source_name: "u".into(),
+            queue: "q".into(),
+            before: "t".into(),
+            keys: 1,
+        };
+        assert_eq!(refused, Err(exchanged), "{first} first");
+        target.heal();
+        router.stop(Duration::from_secs(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn r11_two_sources_that_read_one_queue_keep_their_names() {
+    let store = OddStore::new(|_| Does::Well);
+    let (router, _feeder, _target) = changed(("t", "mail"), Change::Restart, true, &store).await;
+    let (source, _) = test_source("u");
+    let plan = raw(&[("u", "mail")]).sources["u"].clone();
+    router
+        .add_source("u", source.reading("q"), plan)
+        .await
+        .unwrap();
+    let lanes: Vec<LaneName> = store
+        .inner
+        .parked()
+        .into_iter()
+        .map(|lane| lane.lane)
+        .collect();
+    assert_eq!(lanes, [LaneName::keyed("t", "mail", "k")]);
+    router.stop(Duration::from_secs(1)).await;
+}
+
+/// The lane is to leave when its only message has ended, and then there is nothing to leave.
+#[tokio::test(start_paused = true)]
+async fn r5_what_was_asked_of_a_lane_is_not_done_to_the_next_lane_of_its_key() {
+    let mut rig = Rig::new(plan(&[])).await;
+    rig.target.hang("k");
+    rig.feed("k", "default", 1);
+    eventually("it runs", || rig.target.calls("k").len() == 1).await;
+    let router = rig.router.clone();
+    let removed = tokio::spawn(async move { router.remove_source("t").await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    rig.target.answer("k");
+    assert!(removed.await.unwrap());
+    let (source, feeder) = test_source("t");
+    let added = rig
+        .router
+        .add_source("t", source.confirming(), SourcePlan::custom());
+    added.await.unwrap();
+    (rig.feeder, rig.next) = (feeder, 1);
+    rig.target.hang("k");
+    rig.feed("k", "default", 5);
+    eventually("it is spilled", || rig.stored("default", "k") == 5).await;
+    rig.target.answer("k");
+    let settled = rig.feeder.settled(5).await;
+    let acked = |settled: &Settled| matches!(settled, Settled::Acked(..));
+    assert!(settled.iter().all(acked), "{settled:?}");
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use keylane_router::conformance::MemoryStore;
 use keylane_router::message::Identity;
 use keylane_router::store::{
-    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, Move, ParkedLane, ParkedRow, Stay,
-    Store, StoreError, Stored,
+    AuditEntry, DeadLetter, Durable, FailedAttempt, LaneName, Move, ParkedLane, ParkedRow,
+    ReadQueue, Stay, Store, StoreError, Stored,
 };
 use tokio::sync::Semaphore;
 
@@ -169,6 +169,14 @@ impl Store for OddStore {
 
     fn set_separate_pools(&self, pools: BTreeSet<Arc<str>>) -> Durable<()> {
         self.inner.set_separate_pools(pools)
+    }
+
+    fn read_queues(&self) -> BTreeSet<ReadQueue> {
+        self.inner.read_queues()
+    }
+
+    fn set_read_queues(&self, queues: BTreeSet<ReadQueue>) -> Durable<()> {
+        self.call("set_read_queues", |store| store.set_read_queues(queues))
     }
 
     fn pause(&self, lane: LaneName, audit: AuditEntry) -> Durable<()> {

@@ -165,7 +165,7 @@ async fn fc_12_equal_body_ids_in_two_queues_are_two_messages() {
         .await
         .unwrap();
     let plan = keylane_router::plan::SourcePlan::embedded("other");
-    top.router.add_source("other", other, plan).unwrap();
+    top.router.add_source("other", other, plan).await.unwrap();
     let url = top.target.url("/");
     for queue in ["default", "other"] {
         let message = NewMessage::new("same", Some("g".into()), body(&url, "same"));
@@ -187,7 +187,11 @@ async fn the_same_source_twice_is_an_error() {
         .await
         .unwrap();
     let plan = keylane_router::plan::SourcePlan::embedded("default");
-    let refused = top.router.add_source("default", again, plan).unwrap_err();
+    let refused = top
+        .router
+        .add_source("default", again, plan)
+        .await
+        .unwrap_err();
     assert_eq!(
         refused,
         keylane_router::StartError::SourceTwice("default".into())

@@ -69,6 +69,7 @@ async fn run(messages: &[(&str, &str)]) -> (Router, Arc<Mutex<Vec<(bool, String)
         .unwrap();
     router
         .add_source("s", source, SourcePlan::custom())
+        .await
         .unwrap();
     let fed = (1..).zip(messages).map(|(n, (id, headers))| Fed {
         id: n,

@@ -318,7 +318,10 @@ async fn stored_keys_of_a_source_that_was_renamed_are_told_of_and_not_replayed()
     assert_eq!(renamed.problems().len(), 1);
     let source = top.db.source("default", "default", keyless).await.unwrap();
     let embedded = SourcePlan::embedded("default");
-    renamed.add_source("default", source, embedded).unwrap();
+    renamed
+        .add_source("default", source, embedded)
+        .await
+        .unwrap();
     assert!(renamed.problems().is_empty());
     renamed.replay(lane("k"), by()).await.unwrap();
     until("it is delivered", || top.starts("k").ends_with(&[1, 2])).await;

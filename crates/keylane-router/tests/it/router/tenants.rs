@@ -47,7 +47,7 @@ async fn starts(feed: impl Fn(&Feeder, &str, std::ops::RangeInclusive<u64>)) -> 
         window: NonZeroUsize::new(2 * MANY as usize).unwrap(),
         ..SourcePlan::custom()
     };
-    router.add_source("s", source, source_plan).unwrap();
+    router.add_source("s", source, source_plan).await.unwrap();
     feed(&feeder, "a", 1..=MANY);
     feed(&feeder, "b", MANY + 1..=MANY + FEW);
     let waiting = (MANY + FEW) as usize - 1;

@@ -21,6 +21,8 @@ pub(crate) enum Settled {
 
 pub(crate) struct TestSource {
     name: Arc<str>,
+    /// The queue, where it is not called as the source.
+    queue: Option<Arc<str>>,
     features: Features,
     batches: mpsc::UnboundedReceiver<Vec<Received<Receipt>>>,
     settler: TestSettler,
@@ -105,6 +107,7 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
     };
     let source = TestSource {
         name: name.clone(),
+        queue: None,
         features,
         batches,
         settler: settler.clone(),
@@ -124,6 +127,12 @@ pub(crate) fn test_source(name: &str) -> (TestSource, Feeder) {
 }
 
 impl TestSource {
+    /// Of this queue, whatever the source is called.
+    pub(crate) fn reading(mut self, queue: &str) -> Self {
+        self.queue = Some(queue.into());
+        self
+    }
+
     /// As a broker that takes messages back in order, with a delay.
     pub(crate) fn returning(mut self) -> Self {
         self.features.ordered_return = true;
@@ -284,6 +293,10 @@ impl Source for TestSource {
 
     fn features(&self) -> Features {
         self.features.clone()
+    }
+
+    fn destination(&self) -> Option<Arc<str>> {
+        self.queue.clone()
     }
 
     async fn receive(&mut self, _room: Room) -> Result<Vec<Received<Receipt>>, SourceError> {

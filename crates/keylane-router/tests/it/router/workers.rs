@@ -68,7 +68,7 @@ async fn run(workers: usize, messages: u64, fails: fn(&str) -> bool) -> Arc<Seen
         workers: NonZeroUsize::new(workers),
         ..SourcePlan::custom()
     };
-    router.add_source("s", source, source_plan).unwrap();
+    router.add_source("s", source, source_plan).await.unwrap();
     let keys: Vec<String> = (1..=messages).map(|n| format!("k{n}")).collect();
     let fed = (1..=messages).zip(&keys).map(|(id, key)| Fed {
         id,
@@ -125,7 +125,7 @@ async fn gb_34_one_worker_is_one_lane_for_the_whole_source() {
         workers: Some(NonZeroUsize::MIN),
         ..SourcePlan::custom()
     };
-    router.add_source("s", source, plan).unwrap();
+    router.add_source("s", source, plan).await.unwrap();
     let keys: Vec<String> = (1..=10).map(|n| format!("k{n}")).collect();
     let fed = (1..=10).zip(&keys).map(|(id, key)| Fed {
         id,
@@ -189,6 +189,7 @@ impl Stored {
             .unwrap();
         router
             .add_source("s", source.confirming(), two_workers())
+            .await
             .unwrap();
         let keys: Vec<String> = (0..10).map(|key| format!("k{key}")).collect();
         let fed = (0..30).map(|id| Fed {
@@ -220,6 +221,7 @@ async fn r17_lanes_that_wait_for_a_worker_go_on_when_their_source_is_made_anew()
     top.feeder = feeder;
     top.router
         .add_source("s", source.confirming(), two_workers())
+        .await
         .unwrap();
     top.go.add_permits(100);
     tokio::time::sleep(Duration::from_secs(600)).await;
