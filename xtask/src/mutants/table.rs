@@ -1151,8 +1151,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "raw-pool-changes-without-what-is-stored",
         invariant: "R11",
         file: ROUTER,
-        find: "            self.gather(&reads.source, &self.routes.pool_for(pool))\n                .await?;\n",
-        replace: "            let _ = pool;\n",
+        find: "        if let Envelope::Raw { pool, .. } = &plan.envelope {\n",
+        replace: "        if let Envelope::Raw { pool, .. } = &plan.envelope && false {\n",
         test: MOVES,
     },
     Mutation {
