@@ -381,7 +381,12 @@ impl Feeder {
         let counters = self.router.counters.of(&self.lane.source, &pool.name);
         let lane = LaneId::of(&self.lane);
         let loan = Loan {
-            scale: self.router.scale_of(&stored.identity.source, pool),
+            // A row of a lane without a key may be of a message with one: with one worker a source
+            // has one lane for all keys.
+            scale: match self.lane.key {
+                Some(_) => self.router.scale_of(&stored.identity.source, pool),
+                None => None,
+            },
             identity: stored.identity,
             position: stored.position,
             batch: BatchId(row.row),

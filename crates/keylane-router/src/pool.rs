@@ -104,6 +104,8 @@ pub(crate) struct Ability {
     pub(crate) rejects: bool,
     /// It takes messages back in order and with a delay.
     pub(crate) returns: bool,
+    /// What it takes back comes again in order.
+    pub(crate) ordered_return: bool,
     /// What is given back while it goes on receiving breaks no order that it promises.
     pub(crate) takes_back: bool,
     /// Its keys may be stored.
@@ -1720,7 +1722,11 @@ impl Attempts {
             let loans: Vec<(&BrokerId, u32)> = of_source.iter().map(loan).collect();
             let batch = end.window.goes_back(&loans);
             let goes = |batch: &BatchId| only.is_none_or(|only| only.contains(batch));
-            if let Some(batch) = batch.filter(goes) {
+            // Where nothing comes again in order, nothing has to follow what goes back. It would go
+            // back and come again without end.
+            let source = &of_source[0].identity.source;
+            let ordered = self.shared.ability(source, |source| source.ordered_return);
+            if let Some(batch) = batch.filter(goes).filter(|_| ordered != Some(false)) {
                 self.gone_back.note(of_source[0], batch);
             }
         }
