@@ -1182,6 +1182,10 @@ impl<S: Source> Consume<S> {
             lane,
         };
         if *pool.name != *to.name || delivery.lane != place.lane {
+            if pool.has_given_back(delivery) {
+                // Its lane went back and the pool with it: it follows from where it would go now.
+                delivery.set_fate(Fate::Return);
+            }
             let place = self.held.move_to(&delivery.identity.id, place);
             delivery.set_place(place);
         }

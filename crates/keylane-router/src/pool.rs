@@ -548,6 +548,11 @@ impl Pool {
         self.overflowing.row_moved(lane);
     }
 
+    /// Whether what was ahead of this message in its batch and lane has gone back to its source.
+    pub(crate) fn has_given_back(&self, delivery: &Delivery) -> bool {
+        self.gone_back.includes(delivery)
+    }
+
     /// This source has put a batch into its lanes.
     pub(crate) fn batch_is_in(&self, source: &Arc<str>) {
         self.gone_back.sweep(source, |lane| self.has(lane));

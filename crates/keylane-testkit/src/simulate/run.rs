@@ -581,6 +581,7 @@ impl Life {
         let patience = self.patience();
         loop {
             tokio::time::sleep(LOOK).await;
+            self.read_the_rest().await;
             self.help().await;
             if self.is_done() {
                 break;
@@ -626,6 +627,19 @@ impl Life {
         Duration::from_millis(longest * 2) + Duration::from_secs(70)
     }
 
+    /// A queue that nothing reads, because its source was removed or refused, is read again.
+    async fn read_the_rest(&self) {
+        for (name, source) in &self.world.case.plans[0].sources {
+            let is_read = self
+                .sources()
+                .values()
+                .any(|read| read.queue == source.queue);
+            if !is_read && self.read(name, source).await.is_ok() {
+                self.sources().insert(name.clone(), source.clone());
+            }
+        }
+    }
+
     /// The operator ends pauses and replays what is parked.
     async fn help(&self) {
         let by = || By {
@@ -636,7 +650,10 @@ impl Life {
             let _ = self.router.resume(lane, by()).await;
         }
         for parked in self.store.parked() {
-            if !parked.replaying {
+            if parked.messages == 0 {
+                // Of a source that never was, perhaps: there is nothing to replay.
+                let _ = self.router.drop_parked(parked.lane, by()).await;
+            } else if !parked.replaying {
                 let _ = self.router.replay(parked.lane, by()).await;
             }
         }
