@@ -269,7 +269,15 @@ async fn step(stores: &mut Stores, model: &mut Model, op: &Op) {
             }
         }
         Op::Replay(at, on) => {
-            if let Some(of) = model.lanes.get_mut(&lane(*at)) {
+            if *on
+                && model
+                    .lanes
+                    .get(&lane(*at))
+                    .is_some_and(|of| of.rows.is_empty())
+            {
+                // Nothing would end its replay.
+                model.lanes.remove(&lane(*at));
+            } else if let Some(of) = model.lanes.get_mut(&lane(*at)) {
                 of.fed = *on;
                 of.spilled &= *on;
             }
@@ -425,7 +433,7 @@ async fn damaged(messages: Vec<Stored>) -> tempfile::TempDir {
     // As a file of the version before: nothing kept a lane that had rows.
     file.execute_batch(
         "DROP TRIGGER rows_have_lanes; DROP TABLE read_queues; DELETE FROM parked_lanes WHERE pool = 'lost';
-         PRAGMA user_version = 5;",
+         PRAGMA user_version = 6;",
     )
     .unwrap();
     folder
