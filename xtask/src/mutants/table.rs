@@ -2518,9 +2518,9 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "whatever-waits-longest-probes",
         invariant: "R9",
-        file: WAITS,
-        find: "            match failed {\n                false => self.fresh.push_back(waiter),\n",
-        replace: "            match failed && false {\n                false => self.fresh.push_back(waiter),\n",
+        file: POOL,
+        find: "        let failed = !delivery.is_first_attempt();\n",
+        replace: "        let failed = false;\n",
         test: ORIGINS,
     },
     Mutation {

@@ -217,6 +217,9 @@ async fn r17_lanes_that_wait_for_a_worker_go_on_when_their_source_is_made_anew()
     top.go.add_permits(2);
     assert!(top.router.remove_source("s").await);
     assert!(top.feeder.is_gone());
+    // What waits is back in its lanes, and the next two run.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(top.calls.load(Ordering::SeqCst), 4);
     let (source, feeder) = test_source("s");
     top.feeder = feeder;
     top.router
