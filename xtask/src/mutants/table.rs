@@ -895,7 +895,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "what-waits-for-room-stays-when-its-lane-goes-back",
         invariant: "R5",
         file: POOL,
-        find: "            if let Some(batch) = batch.filter(goes) {\n",
+        find: "            if let Some(batch) = batch.filter(goes).filter(|_| ordered != Some(false)) {\n",
         replace: "            if let Some(batch) = batch.filter(goes).filter(|batch| *batch == of_source[0].batch) {\n",
         test: ROUTED_ROOM,
     },
