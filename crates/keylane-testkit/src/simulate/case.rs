@@ -112,7 +112,7 @@ pub struct PoolCase {
 impl Default for PoolCase {
     fn default() -> Self {
         Self {
-            concurrency: Some(16),
+            concurrency: None,
             lane_concurrency: 1,
             lane_capacity: 500,
             lane_scope: ScopeCase::Source,
@@ -127,7 +127,7 @@ impl Default for PoolCase {
             return_delay: 2_000,
             busy_max: 10_000,
             patience: 60_000,
-            drain: Some(5_000),
+            drain: None,
             timeout: 5_000,
             max_attempts: 3,
             retry_initial: 200,
