@@ -95,6 +95,7 @@ impl Queue {
             [breaker]
             failures = 0.0
             [pools.default]
+            on_exhausted = "return"
             return_delay = "20ms"
             timeout.first_byte = "300ms"
             retry.max_attempts = 1
