@@ -659,11 +659,7 @@ impl<R: Clone + Send + Sync + 'static> Relief<R> {
     fn weigh(self: &Arc<Self>, pool: Arc<Pool>, bytes: u64) -> Weighing {
         let (relief, of) = (self.clone(), pool.clone());
         let weight = Box::pin(async move { of.weigh(bytes, || relief.heavy(&of)).await });
-        Weighing {
-            pool,
-            bytes,
-            weight,
-        }
+        Weighing { pool, weight }
     }
 
     /// What is over makes room: it goes to the store, or back to a source that may not store it and
@@ -1025,6 +1021,8 @@ impl<S: Source> Consume<S> {
         let stop = self.stop.clone();
         let relief = self.relief.clone();
         let mut weighing: Vec<Weighing> = Vec::new();
+        // For the first message that can use it: another one may stand behind that.
+        let mut granted = None;
         loop {
             // Before the look: what makes room after it is noticed.
             let rung = room.notified();
@@ -1032,7 +1030,7 @@ impl<S: Source> Consume<S> {
                 arrivals.into_iter().for_each(|one| give_back(one.delivery));
                 break;
             }
-            let mut look = Look::new(&self.router, &self.held);
+            let mut look = Look::new(&self.router, &self.held, granted.take());
             let before = arrivals.len();
             let mut waiting = VecDeque::new();
             for arrival in arrivals {
@@ -1046,6 +1044,8 @@ impl<S: Source> Consume<S> {
                 true => self.stage.block(blocked),
                 false => self.stage.block_on(blocked),
             }
+            // What nobody could use is given back before others ask.
+            look.granted = None;
             for (pool, bytes) in look.without_bytes {
                 if !weighing.iter().any(|one| one.pool.name == pool.name) {
                     weighing.push(self.relief.weigh(pool, bytes));
@@ -1054,16 +1054,7 @@ impl<S: Source> Consume<S> {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => {}
-                (pool, bytes, weight) = next_weight(&mut weighing) => {
-                    let fits = |one: &&mut Arrival| {
-                        Arc::ptr_eq(&one.pool, &pool)
-                            && one.delivery.weight.is_none()
-                            && one.delivery.bytes() == bytes
-                    };
-                    if let Some(first) = arrivals.iter_mut().find(fits) {
-                        first.delivery.weight = Some(weight);
-                    }
-                }
+                weight = next_weight(&mut weighing) => granted = Some(weight),
                 () = rung => {}
                 () = relief.while_waiting() => {}
                 () = tokio::time::sleep(POOL_GONE), if look.closed => {}
@@ -1076,28 +1067,30 @@ impl<S: Source> Consume<S> {
     fn put(&self, mut arrival: Arrival, look: &mut Look) -> Option<Arrival> {
         let place = arrival.place();
         if look.behind.contains(&place) {
+            // Those before it may wait for its bytes.
+            arrival.delivery.weight = None;
             return Some(arrival);
+        }
+        if arrival.pool.has_given_back(&arrival.delivery) {
+            // Not by its lane: it would wait there, and what comes again would follow it in turn.
+            let Arrival { pool, delivery, .. } = arrival;
+            pool.follow_back(delivery, &self.router.shared);
+            return None;
         }
         if look.moves || arrival.waited {
             self.route_again(&mut arrival);
             if look.behind.contains(&arrival.place()) {
                 look.behind.insert(place);
+                arrival.delivery.weight = None;
                 return Some(arrival);
             }
         }
         arrival.waited = true;
         if arrival.delivery.weight.is_none() {
             let bytes = arrival.delivery.bytes();
-            let full = look
-                .without_bytes
-                .iter()
-                .any(|(pool, _)| Arc::ptr_eq(pool, &arrival.pool));
-            match arrival.pool.try_weigh(bytes).filter(|_| !full) {
+            match look.weigh(&arrival.pool, bytes) {
                 Some(weight) => arrival.delivery.weight = Some(weight),
                 None => {
-                    if !full {
-                        look.without_bytes.push((arrival.pool.clone(), bytes));
-                    }
                     let pool = arrival.pool.name.clone();
                     look.block(Blocked::Bytes(pool), [place, arrival.place()]);
                     return Some(arrival);
@@ -1110,7 +1103,8 @@ impl<S: Source> Consume<S> {
         }
         let NotPut { delivery, closed } = self.push(&pool, delivery, look.one_lane).err()?;
         look.closed |= closed;
-        let blocked = Blocked::Lane(pool.name.clone(), delivery.lane.clone());
+        let bytes = delivery.bytes();
+        let blocked = Blocked::Lane(pool.name.clone(), delivery.lane.clone(), bytes);
         let arrival = Arrival {
             pool,
             delivery,
@@ -1182,10 +1176,6 @@ impl<S: Source> Consume<S> {
             lane,
         };
         if *pool.name != *to.name || delivery.lane != place.lane {
-            if pool.has_given_back(delivery) {
-                // Its lane went back and the pool with it: it follows from where it would go now.
-                delivery.set_fate(Fate::Return);
-            }
             let place = self.held.move_to(&delivery.identity.id, place);
             delivery.set_place(place);
         }
@@ -1224,6 +1214,8 @@ struct Look {
     behind: HashSet<Place>,
     /// Pools whose bytes are used up, with the bytes of the message that is first to have some.
     without_bytes: Vec<(Arc<Pool>, u64)>,
+    /// Bytes that were waited for.
+    granted: Option<(Arc<Pool>, Weight)>,
     /// What the first of them waits for.
     blocked: Option<Blocked>,
     /// A pool takes no more: nobody tells of its successor.
@@ -1231,15 +1223,32 @@ struct Look {
 }
 
 impl Look {
-    fn new<R: Clone>(router: &Inner, held: &Held<R>) -> Self {
+    fn new<R: Clone>(router: &Inner, held: &Held<R>, granted: Option<(Arc<Pool>, Weight)>) -> Self {
         Self {
             moves: router.routes.moves(),
             one_lane: held.lock().shares.is_one_lane(),
             behind: HashSet::new(),
             without_bytes: Vec::new(),
+            granted,
             blocked: None,
             closed: false,
         }
+    }
+
+    /// Bytes for the next message of a pool, unless one before it waits for some.
+    fn weigh(&mut self, pool: &Arc<Pool>, bytes: u64) -> Option<Weight> {
+        let is_this = |other: &Arc<Pool>| Arc::ptr_eq(other, pool);
+        if self.without_bytes.iter().any(|(other, _)| is_this(other)) {
+            return None;
+        }
+        let granted = self.granted.take_if(|(other, _)| is_this(other));
+        let granted = granted.map(|(_, weight)| weight);
+        let weight = granted.filter(|weight| weight.bytes() == bytes);
+        let weight = weight.or_else(|| pool.try_weigh(bytes));
+        if weight.is_none() {
+            self.without_bytes.push((pool.clone(), bytes));
+        }
+        weight
     }
 
     fn block(&mut self, why: Blocked, places: [Place; 2]) {
@@ -1251,17 +1260,15 @@ impl Look {
 /// Waits for bytes of a pool's budget.
 struct Weighing {
     pool: Arc<Pool>,
-    bytes: u64,
     weight: Pin<Box<dyn Future<Output = Weight> + Send>>,
 }
 
 /// The next of these that has its bytes; never, if there is none.
-async fn next_weight(weighing: &mut Vec<Weighing>) -> (Arc<Pool>, u64, Weight) {
+async fn next_weight(weighing: &mut Vec<Weighing>) -> (Arc<Pool>, Weight) {
     std::future::poll_fn(|cx| {
         for at in 0..weighing.len() {
             if let Poll::Ready(weight) = weighing[at].weight.as_mut().poll(cx) {
-                let Weighing { pool, bytes, .. } = weighing.remove(at);
-                return Poll::Ready((pool, bytes, weight));
+                return Poll::Ready((weighing.remove(at).pool, weight));
             }
         }
         Poll::Pending

@@ -68,9 +68,40 @@ pub(crate) struct Feeders {
     ended: Notify,
     /// Lanes that are to be moved, and not fed until they are.
     barred: Mutex<HashSet<LaneName>>,
+    /// Lanes that are being stored.
+    storing: Arc<Mutex<HashSet<LaneName>>>,
+}
+
+/// A lane is being stored until this is dropped: which of its rows are under way, its feeder is told
+/// before that.
+pub(crate) struct Storing {
+    all: Arc<Mutex<HashSet<LaneName>>>,
+    lane: LaneName,
+}
+
+impl Drop for Storing {
+    fn drop(&mut self) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&self.lane);
+    }
 }
 
 impl Feeders {
+    /// One caller at a time for a lane.
+    pub(crate) fn storing(&self, lane: &LaneName) -> Storing {
+        let mut all = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(lane.clone());
+        Storing {
+            all: self.storing.clone(),
+            lane: lane.clone(),
+        }
+    }
+
+    fn is_being_stored(&self, lane: &LaneName) -> bool {
+        let all = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
+        all.contains(lane)
+    }
+
     /// The feeder of this lane, started if there is none. It ends by itself.
     pub(crate) fn start(&self, router: &Arc<Inner>, lane: &LaneName) -> mpsc::UnboundedSender<Fed> {
         let mut by = self.lock();
@@ -334,10 +365,20 @@ impl Feeder {
             return self.pause().await;
         }
         let router = self.router.clone();
-        let mut weight = tokio::select! {
-            biased;
-            weight = pool.weigh(bytes, || {}) => weight,
-            () = router.stop_taking.cancelled() => return,
+        let mut weighing = std::pin::pin!(pool.weigh(bytes, || {}));
+        let mut weight = loop {
+            let resolved = !self.done.is_empty();
+            tokio::select! {
+                biased;
+                weight = &mut weighing => break weight,
+                () = router.stop_taking.cancelled() => return,
+                event = self.events.recv() => self.note(event.expect("the feeder has a sender itself")),
+                () = tokio::time::sleep(self.moment), if resolved => {
+                    self.moment = (self.moment * 2).min(LONGEST_MOMENT);
+                }
+            }
+            // Who has the bytes may wait until what was fed before is forgotten.
+            self.forget_done().await;
         };
         let lane = self.lane.clone();
         let rows = router.store.parked_rows(lane, after, count).await;
@@ -347,8 +388,15 @@ impl Feeder {
         };
         fault::point("feed:read");
         self.waits_for_store = None;
-        // Somebody may have parked it meanwhile.
-        if !self.is_wanted() {
+        // Somebody may have parked it meanwhile, or stored it with what is under way of it.
+        let wanted = self.is_wanted();
+        if router.feeders.is_being_stored(&self.lane) {
+            return self.pause().await;
+        }
+        while let Ok(event) = self.events.try_recv() {
+            self.note(event);
+        }
+        if !wanted || !self.out.is_empty() {
             return;
         }
         self.moment = MOMENT;
@@ -372,6 +420,13 @@ impl Feeder {
         }
     }
 
+    /// Whether rows of it may be of another order than others: messages that went to another pool
+    /// have come to its pool since the first was stored.
+    fn is_mixed(&self, pool: &Pool) -> bool {
+        let stored = self.router.store.parked_lane(&self.lane);
+        stored.is_some_and(|stored| pool.codes_since().is_some_and(|at| stored.since <= at))
+    }
+
     fn delivery(&mut self, pool: &Pool, row: ParkedRow) -> Box<Delivery> {
         let stored = row.message;
         let envelope = self.router.envelope_of(&stored.identity.source);
@@ -384,8 +439,10 @@ impl Feeder {
             // A row of a lane without a key may be of a message with one: with one worker a source
             // has one lane for all keys.
             scale: match self.lane.key {
-                Some(_) => self.router.scale_of(&stored.identity.source, pool),
-                None => None,
+                Some(_) if !self.is_mixed(pool) => {
+                    self.router.scale_of(&stored.identity.source, pool)
+                }
+                _ => None,
             },
             identity: stored.identity,
             position: stored.position,

@@ -23,7 +23,7 @@ use crate::counters::PoolGauges;
 use crate::delivery::{Delivery, Fate, Letter, Settlement, Wait};
 use crate::dispatch::{Attempt, DynDispatch};
 use crate::error_type::ErrorType;
-use crate::feed::Fed;
+use crate::feed::{Fed, Storing};
 use crate::gone_back::GoneBack;
 use crate::health::{Health, Problem, Trouble};
 use crate::history::{By, Event, EventKind, Recorder};
@@ -32,7 +32,7 @@ use crate::lease::Lost;
 use crate::log_limit::LogLimit;
 use crate::machine::Machine;
 use crate::map::Map;
-use crate::message::{BrokerId, Identity, Key};
+use crate::message::{Identity, Key};
 use crate::outcome::{Outcome, Reason};
 use crate::plan::{Cascade, KeyPlan, LaneScope, Overflow, PoolPlan, Rate, Targets};
 use crate::process::{self, Head, Next};
@@ -203,7 +203,11 @@ impl Shared {
         }
     }
 
-    fn ability<T>(&self, source: &Arc<str>, get: impl FnOnce(&Ability) -> T) -> Option<T> {
+    pub(crate) fn ability<T>(
+        &self,
+        source: &Arc<str>,
+        get: impl FnOnce(&Ability) -> T,
+    ) -> Option<T> {
         let sources = self.sources.read().unwrap_or_else(PoisonError::into_inner);
         sources.get(source).map(get)
     }
@@ -252,6 +256,12 @@ impl Shared {
         self.ability(source, |source| source.rejects) == Some(true)
     }
 
+    /// A lane is about to be stored, with what is under way of it.
+    pub(crate) fn storing(&self, lane: &LaneName) -> Option<Storing> {
+        let router = self.router.get().and_then(Weak::upgrade)?;
+        Some(router.feeders.storing(lane))
+    }
+
     /// The feeder of a stored key, started if need be.
     pub(crate) fn feeder(&self, lane: &LaneName) -> mpsc::UnboundedSender<Fed> {
         match self.router.get().and_then(Weak::upgrade) {
@@ -259,6 +269,24 @@ impl Shared {
             // The router is gone: nobody is left to hear of it.
             None => mpsc::unbounded_channel().0,
         }
+    }
+
+    /// Whether the position of a message can be compared with those of what arrives in this pool
+    /// now.
+    pub(crate) fn is_in_scale(&self, delivery: &Delivery, pool: &Pool) -> bool {
+        let router = self.router.get().and_then(Weak::upgrade);
+        let of = &delivery.identity.source;
+        router.is_some_and(|router| router.scale_of(of, pool) == delivery.scale)
+    }
+
+    /// It goes back to its source, or stays in the store.
+    fn return_one(&self, pool: &str, delivery: Job, delay: Duration) {
+        if !delivery.is_stored() {
+            self.note(&delivery, EventKind::Return, "returned");
+            delivery.counters.returned.one();
+        }
+        tracing::debug!(identity = %delivery.identity, pool, ?delay, "goes back");
+        delivery.settle(Settlement::Return { delay });
     }
 
     /// A line of the history, written before the source is told.
@@ -301,6 +329,8 @@ pub(crate) struct Pool {
     runs: Arc<Runs>,
     /// How often messages that name another pool began to come here.
     codes: AtomicU64,
+    /// When it was so last.
+    codes_since: Mutex<Option<SystemTime>>,
 }
 
 /// Lanes that are flushed because their front lost its lease, and for no other reason. Written
@@ -416,6 +446,7 @@ impl Pool {
             blocked,
             runs,
             codes: AtomicU64::new(0),
+            codes_since: Mutex::default(),
         });
         let _ = pool.set(Arc::downgrade(&made));
         made
@@ -427,8 +458,22 @@ impl Pool {
     }
 
     /// Messages that went to another pool go here from now on.
-    pub(crate) fn code_comes(&self) {
+    pub(crate) fn code_comes(&self, now: SystemTime) {
+        let mut since = self
+            .codes_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *since = Some(now);
+        drop(since);
         self.codes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// When that was so last.
+    pub(crate) fn codes_since(&self) -> Option<SystemTime> {
+        *self
+            .codes_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How often that was so.
@@ -487,9 +532,15 @@ impl Pool {
         }
     }
 
-    /// Whether this source would find room in the lane.
-    pub(crate) fn has_room(&self, lane: &LaneId, source: &Arc<str>, most: Most) -> bool {
-        self.seats.has_room(lane, source, most)
+    /// Whether this source would find room in the lane for so many bytes.
+    pub(crate) fn has_room(
+        &self,
+        lane: &LaneId,
+        source: &Arc<str>,
+        bytes: u64,
+        most: Most,
+    ) -> bool {
+        self.seats.has_room(lane, source, bytes, most)
     }
 
     /// Puts a row of a store at the end of its lane, or hands it back when the pool is closed.
@@ -551,6 +602,13 @@ impl Pool {
     /// Whether what was ahead of this message in its batch and lane has gone back to its source.
     pub(crate) fn has_given_back(&self, delivery: &Delivery) -> bool {
         self.gone_back.includes(delivery)
+    }
+
+    /// It follows what has gone back, from where it waits for room.
+    pub(crate) fn follow_back(&self, delivery: Box<Delivery>, shared: &Shared) {
+        let one = std::iter::once(&*delivery);
+        self.gone_back.go_back(one, None, shared);
+        shared.return_one(&self.name, delivery, self.plan().return_delay);
     }
 
     /// This source has put a batch into its lanes.
@@ -977,6 +1035,11 @@ impl Attempts {
         self.pool.get()?.upgrade()
     }
 
+    /// How many of a lane may run at once.
+    pub(crate) fn lane_concurrency(&self, lane: &LaneId) -> usize {
+        lane_concurrency(&current(&self.plan), lane)
+    }
+
     /// What is done with a message whose turn has come.
     async fn turn(&self, mut delivery: Job) -> Reply<Job> {
         let lane = delivery.lane.clone();
@@ -1360,13 +1423,14 @@ impl Attempts {
             ?lane,
             "{forgotten} lost their lease, {returned} behind them go back"
         );
-        self.go_back(lost.iter().map(|taken| &*taken.job), None);
+        let jobs = lost.iter().map(|taken| &*taken.job);
+        self.gone_back.go_back(jobs, None, &self.shared);
         for Taken { job, forgotten } in lost {
             if forgotten {
                 self.shared.note(&job, EventKind::LeaseLost, "lost");
                 job.lost();
             } else {
-                self.return_one(job, Duration::ZERO);
+                self.shared.return_one(&self.name, job, Duration::ZERO);
             }
         }
     }
@@ -1698,52 +1762,15 @@ impl Attempts {
             // Not on disk means only that the next round goes on counting where this one ended.
             let _ = self.shared.store.new_round(tried).await;
         }
-        self.go_back(
+        self.gone_back.go_back(
             back.iter().map(|queued| &*queued.job),
             only_batches.as_deref(),
+            &self.shared,
         );
         for queued in back {
-            self.return_one(queued.job, delay);
+            self.shared.return_one(&self.name, queued.job, delay);
         }
         keep
-    }
-
-    /// These messages of a lane go back, all of a source at one moment: if the first comes again
-    /// before the others are settled, none of them is taken for one that is still here. The rest of a
-    /// batch that is on its way to the lane goes back too; with `only`, if it is one of these.
-    fn go_back<'a>(&self, jobs: impl Iterator<Item = &'a Delivery>, only: Option<&[BatchId]>) {
-        let mut by_source: BTreeMap<&Arc<str>, Vec<&Delivery>> = BTreeMap::new();
-        for job in jobs.filter(|job| job.source_end().is_some()) {
-            by_source.entry(&job.identity.source).or_default().push(job);
-        }
-        for of_source in by_source.into_values() {
-            let Some((end, _)) = of_source[0].source_end() else {
-                continue;
-            };
-            let loan = |job: &&'a Delivery| {
-                let (_, loan) = job.source_end().expect("only those with one");
-                (&job.identity.id, loan)
-            };
-            let loans: Vec<(&BrokerId, u32)> = of_source.iter().map(loan).collect();
-            let batch = end.window.goes_back(&loans);
-            let goes = |batch: &BatchId| only.is_none_or(|only| only.contains(batch));
-            // Where nothing comes again in order, nothing has to follow what goes back. It would go
-            // back and come again without end.
-            let source = &of_source[0].identity.source;
-            let ordered = self.shared.ability(source, |source| source.ordered_return);
-            if let Some(batch) = batch.filter(goes).filter(|_| ordered != Some(false)) {
-                self.gone_back.note(of_source[0], batch);
-            }
-        }
-    }
-
-    fn return_one(&self, delivery: Job, delay: Duration) {
-        if !delivery.is_stored() {
-            self.shared.note(&delivery, EventKind::Return, "returned");
-            delivery.counters.returned.one();
-        }
-        tracing::debug!(identity = %delivery.identity, pool = &*self.name, ?delay, "goes back");
-        delivery.settle(Settlement::Return { delay });
     }
 
     /// Whether the origin's breaker lets a call through; if not, the lane is woken when it does.

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::time::SystemTime;
 
 use tokio_util::sync::CancellationToken;
 
@@ -211,7 +212,11 @@ impl Routes {
 
     /// Puts other pools in force. Keys stay where they have something unresolved. Returns the pools
     /// that are leaving from now on; a leaving pool that is active again does not leave.
-    pub(crate) fn change(&self, pools: BTreeMap<Arc<str>, Arc<Pool>>) -> Vec<Leaving> {
+    pub(crate) fn change(
+        &self,
+        pools: BTreeMap<Arc<str>, Arc<Pool>>,
+        now: SystemTime,
+    ) -> Vec<Leaving> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let codes: BTreeSet<Arc<str>> = table
             .known()
@@ -228,7 +233,7 @@ impl Routes {
         let old = std::mem::replace(&mut table.active, pools);
         for (was, is) in before.into_iter().zip(meant(&table)) {
             if was.name != is.name {
-                is.code_comes();
+                is.code_comes(now);
             }
         }
         let added: Vec<Arc<str>> = table.active.keys().cloned().collect();

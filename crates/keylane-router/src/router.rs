@@ -335,7 +335,10 @@ impl Router {
             };
             pools.insert(name, pool);
         }
-        let removed = self.inner.routes.change(pools);
+        let removed = self
+            .inner
+            .routes
+            .change(pools, self.inner.shared.machine.wall());
         *self
             .inner
             .plan
@@ -807,6 +810,11 @@ impl Inner {
             true => named.intersection(&known).cloned().collect(),
             false => named.clone(),
         };
+        if !known.is_subset(&named) {
+            // Pools are gone since, and what names them comes to this one now.
+            let default = self.routes.pool_for(DEFAULT);
+            default.code_comes(self.shared.machine.wall());
+        }
         self.routes
             .were_in_default(named.difference(&separate).cloned());
         match separate == known {
@@ -910,7 +918,7 @@ impl Inner {
                 tracing::info!(?from, ?to, "moved a stored key");
                 if let Some(pool) = self.routes.find(&to.pool) {
                     // Behind what it had: positions are not compared across that.
-                    pool.code_comes();
+                    pool.code_comes(self.shared.machine.wall());
                 }
                 self.feed(to);
             }

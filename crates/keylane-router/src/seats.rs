@@ -108,9 +108,15 @@ impl Seats {
         Some((Seat(self.clone()), room))
     }
 
-    /// Whether one more message would find room.
-    pub(crate) fn has_room(&self, lane: &LaneId, source: &Arc<str>, most: Most) -> bool {
-        self.lock().has_room(lane, source, 0, most)
+    /// Whether one more message of so many bytes would find room.
+    pub(crate) fn has_room(
+        &self,
+        lane: &LaneId,
+        source: &Arc<str>,
+        bytes: u64,
+        most: Most,
+    ) -> bool {
+        self.lock().has_room(lane, source, bytes, most)
     }
 
     /// Nothing of the pool has room any more: what waits for some is to go elsewhere.

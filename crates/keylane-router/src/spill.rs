@@ -14,7 +14,7 @@ use crate::fault;
 use crate::feed::Fed;
 use crate::history::EventKind;
 use crate::lane::LaneId;
-use crate::pool::{Attempts, Job, by_itself, store_back_off};
+use crate::pool::{Attempts, Job, Pool, by_itself, store_back_off};
 use crate::store::{LaneName, StoreError, Stored};
 
 /// How long a lane that could not be taken whole is left alone before the next try.
@@ -239,10 +239,18 @@ impl Attempts {
     }
 
     fn fresh(&self, name: &LaneName, jobs: &[Queued<Job>]) -> Vec<Stored> {
+        let pool = self.pool();
         let fresh = jobs.iter().filter(|queued| !queued.job.is_stored());
-        fresh
-            .map(|queued| queued.job.to_stored(name.clone()))
-            .collect()
+        let stored = |queued: &Queued<Job>| {
+            let mut stored = queued.job.to_stored(name.clone());
+            let in_scale = |pool: &Arc<Pool>| self.shared.is_in_scale(&queued.job, pool);
+            if !pool.as_ref().is_some_and(in_scale) {
+                // It was received for another pool: rows are in the order of this one.
+                stored.position = None;
+            }
+            stored
+        };
+        fresh.map(stored).collect()
     }
 
     /// The key is stored: what arrived goes behind what the store has of it. If that ended
@@ -343,6 +351,8 @@ impl Attempts {
             return jobs.into_iter().map(still_held).collect();
         }
         fault::point("spill:taken");
+        // Of the rows to come its feeder leaves those alone that are under way.
+        let storing = self.shared.storing(&name);
         let rows = self.shared.store.spill(name.clone(), reason, fresh).await;
         let rows = match rows {
             Ok(rows) => rows,
@@ -371,6 +381,7 @@ impl Attempts {
             let old = old.expect("it was there just now");
             old.settle(&lent.stored.identity, Settlement::Ack, None);
         }
+        drop(storing);
         if running == 0
             && let Some(until) = jobs[0].job.waits_until()
             && !jobs[0].job.is_stored()
@@ -450,6 +461,10 @@ impl Attempts {
         }
         let now = Instant::now();
         *lock(&self.overflowing.store_out) = Some(now + STORE_OUT);
+        if jobs[0].job.fate() == &Fate::Attempt && self.lane_concurrency(&lane) > 1 {
+            // While its head is held, others of it would start.
+            return jobs.into_iter().map(still_held).collect();
+        }
         // After that its head is tried, and if it is still over, so is the store.
         let head = &mut jobs[0].job;
         head.waits_for(Wait::Store);

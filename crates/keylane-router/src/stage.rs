@@ -20,8 +20,8 @@ pub(crate) struct Stage {
 pub(crate) enum Blocked {
     /// The window is full.
     Window,
-    /// A message waits for room in this lane of this pool.
-    Lane(Arc<str>, LaneId),
+    /// A message of so many bytes waits for room in this lane of this pool.
+    Lane(Arc<str>, LaneId, u64),
     /// A message waits for bytes of this pool.
     Bytes(Arc<str>),
 }

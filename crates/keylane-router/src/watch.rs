@@ -349,7 +349,7 @@ fn source_text(
     }
     let place = match &blocked {
         Blocked::Window => "its window is full".to_owned(),
-        Blocked::Lane(pool, lane) => {
+        Blocked::Lane(pool, lane, _) => {
             format!(
                 "a message waits for room in {} of pool `{pool}`",
                 lane.in_words()
@@ -372,14 +372,14 @@ fn source_text(
 /// Why a source that waits for room in a lane waits in vain; `None` where the lane is full, and waits
 /// by design or makes progress.
 fn not_woken(source: &Consumer, blocked: &Blocked, pools: &[Arc<Pool>]) -> Option<&'static str> {
-    let Blocked::Lane(pool, lane) = blocked else {
+    let Blocked::Lane(pool, lane, bytes) = blocked else {
         return None;
     };
     let Some(pool) = pools.iter().find(|known| known.name == *pool) else {
         return Some("the pool is gone, and the message was not sent elsewhere");
     };
     let most = most_of(pool, lane, source.plan.window, false);
-    if pool.has_room(lane, &source.name, most) {
+    if pool.has_room(lane, &source.name, *bytes, most) {
         return Some("there is room, and the source was not told");
     }
     let state = pool.lane(lane);

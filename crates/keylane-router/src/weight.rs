@@ -107,6 +107,10 @@ impl Weights {
 }
 
 impl Weight {
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Takes a part out of it.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let part = bytes.min(self.bytes);

@@ -25,7 +25,7 @@ use super::case::{
 use super::door::Door;
 use super::machine::{SimulatedLeases, SimulatedMachine};
 use super::store::{Guarded, note_letters};
-use super::target::{Targets, number_in, payload};
+use super::target::{Targets, payload};
 use super::world::{Death, Event, Place, What, World};
 
 /// More events than any case that makes progress has.
@@ -238,7 +238,6 @@ impl Life {
         };
         outside.progress().refused = 0;
         life.router.check_stored_keys();
-        note_letters(&life.store, &life.world).await;
         let publisher = life.clone();
         tokio::spawn(async move { publisher.publish_all().await });
         life.script().await
@@ -255,6 +254,8 @@ impl Life {
         };
         let db = Db::open(&outside.folder, options).map_err(|error| error.to_string())?;
         let store = db.store();
+        // What the life before had written when it ended.
+        note_letters(&store, &world).await;
         let guarded = Guarded {
             store: store.clone(),
             world: world.clone(),
@@ -542,21 +543,9 @@ impl Life {
                 };
                 router.skip(lane, head, by).await
             }
-            Verb::Drop => return self.drop_parked(lane, by).await,
+            Verb::Drop => router.drop_parked(lane, by).await.map(drop),
         };
         done.map_err(|error| error.to_string())
-    }
-
-    async fn drop_parked(&self, lane: LaneName, by: By) -> Result<(), String> {
-        let rows = self.store.parked_rows(lane.clone(), 0, 1 << 30).await;
-        let dropped = self.router.drop_parked(lane, by).await;
-        dropped.map_err(|error| error.to_string())?;
-        for row in rows.into_iter().flatten() {
-            if let Some(n) = number_in(&row.message.body) {
-                self.world.note(What::Dropped { n });
-            }
-        }
-        Ok(())
     }
 
     /// The message of a lane's key that was attempted last: the head, or the one before it.

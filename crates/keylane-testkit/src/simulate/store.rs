@@ -227,11 +227,16 @@ impl Store for Guarded {
         let (store, world, is_letter) =
             (self.store.clone(), self.world.clone(), as_letter.is_some());
         let call = || {
-            let removed = self.store.remove_parked(lane, rows, as_letter, audit);
             let answer: Durable<()> = Box::pin(async move {
-                removed.await?;
-                if is_letter {
-                    note_letters(&store, &world).await;
+                let all = store.parked_rows(lane.clone(), 0, 1 << 30).await?;
+                let gone = all.into_iter().filter(|row| rows.contains(&row.row));
+                let gone: Vec<Stored> = gone.map(|row| row.message).collect();
+                store.remove_parked(lane, rows, as_letter, audit).await?;
+                match is_letter {
+                    true => note_letters(&store, &world).await,
+                    false => numbers(&gone)
+                        .into_iter()
+                        .for_each(|n| world.note(What::Dropped { n })),
                 }
                 Ok(())
             });
