@@ -11,6 +11,8 @@
 //! * A message that was started before may start again at any time: its lease was lost, it was
 //!   returned, it is a retry. What comes from a store is in its place among the others and judged
 //!   like them.
+//! * What an earlier process stored was given by the source then, and so was what is before it. That
+//!   may come again, and is not reported.
 //! * Where several of a lane may run at once, or order is promised per batch only, nothing is
 //!   judged, nor later anything that may have been waiting then.
 
@@ -71,8 +73,10 @@ pub(crate) struct Line<'a> {
 /// What kind of start it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// The first attempt, as far as the router knows, or that of a stored message.
+    /// The first attempt, as far as the router knows.
     First,
+    /// That of a message that was in the store before this process.
+    Earlier,
     /// It was tried before: known from now on, not judged.
     Again,
     /// No order is promised here: neither it nor anything before it is judged.
@@ -148,6 +152,8 @@ struct Place {
     furthest: u64,
     /// Nothing before this position is judged: it may have been started unseen.
     judged_from: u64,
+    /// What the source gives from before this position, it gave before.
+    given_from: u64,
     /// The furthest starts, lowest first; the rest is not used.
     recent: [u64; REMEMBERED],
     count: usize,
@@ -186,7 +192,14 @@ impl Place {
             Some(last) if *last < position => Err(self.count),
             _ => known.binary_search(&position),
         };
-        let judged = start == Start::First && position >= self.judged_from;
+        if start == Start::Earlier {
+            self.given_from = self.given_from.max(position);
+        }
+        let judged = match start {
+            Start::First => position >= self.judged_from.max(self.given_from),
+            Start::Earlier => position >= self.judged_from,
+            Start::Again | Start::Loose => false,
+        };
         if start == Start::Loose {
             self.judged_from = self.judged_from.max(position.saturating_add(1));
         }
@@ -263,6 +276,18 @@ mod tests {
         assert_eq!(audit.start(line, 2, Start::Again), None);
         assert_eq!(audit.start(line, 8, Start::Again), None);
         assert_eq!(firsts(&audit, line, &[2, 7]), [late(7, 8)]);
+    }
+
+    #[test]
+    fn what_was_given_before_this_process_may_be_given_again() {
+        let (audit, key) = (Audit::with_places(1), Key::from("k"));
+        let line = line(&audit, &key);
+        assert_eq!(audit.start(line, 5, Start::Earlier), None);
+        assert_eq!(firsts(&audit, line, &[3]), []);
+        assert_eq!(audit.start(line, 4, Start::Earlier), Some(late(4, 5)));
+        assert_eq!(firsts(&audit, line, &[9, 7]), [late(7, 9)]);
+        assert_eq!(audit.start(line, 8, Start::Earlier), Some(late(8, 9)));
+        assert_eq!(firsts(&audit, line, &[6]), []);
     }
 
     #[test]

@@ -32,6 +32,7 @@ use crate::pool::{NotPut, Pool};
 use crate::recent::Recent;
 use crate::renew::{Due, Leases, Renewals};
 use crate::room::{Place, Room as Shares};
+use crate::route::Routed;
 use crate::router::Inner;
 use crate::seats::Most;
 use crate::settle_again::Again;
@@ -884,7 +885,11 @@ impl<S: Source> Consume<S> {
         let (id, given) = (&received.identity.id, received.tenant.as_ref());
         let lane_of = |scope| self.lane(scope, &parcel, id, given);
         let code = parcel.address.pool.as_ref();
-        let (pool, lane) = self
+        let Routed {
+            pool,
+            lane,
+            is_usual,
+        } = self
             .router
             .routes
             .route(code, lane_of, &self.router.counters);
@@ -919,7 +924,8 @@ impl<S: Source> Consume<S> {
         let stay = self.router.store.stay(&received.identity);
         let audit = &self.router.shared.audit;
         let ordered = self.is_ordered(&parcel);
-        let scales = self.scales.as_ref().filter(|_| ordered);
+        // Others of its code may have started in its usual pool.
+        let scales = self.scales.as_ref().filter(|_| ordered && is_usual);
         let scale = scales.map(|scales| scales.of(audit, &pool.name, pool.codes()));
         let loan = Loan {
             identity: received.identity,
@@ -1167,10 +1173,8 @@ impl<S: Source> Consume<S> {
         let given = delivery.lane.tenant();
         let lane_of = |scope| self.lane(scope, parcel, id, given);
         let code = parcel.address.pool.as_ref();
-        let (to, lane) = self
-            .router
-            .routes
-            .route(code, lane_of, &self.router.counters);
+        let counted = &self.router.counters;
+        let Routed { pool: to, lane, .. } = self.router.routes.route(code, lane_of, counted);
         let place = Place {
             pool: to.name.clone(),
             lane,

@@ -1218,6 +1218,7 @@ impl Attempts {
         };
         let plan = current(&self.plan);
         let spills = self.shared.overflow(&plan, &delivery.identity.source) == Overflow::Spill;
+        let row = delivery.row();
         let lent = spills.then(|| self.overflowing.lend(&mut delivery, &self.name));
         let most = self.shared.most_unsettled(&plan, &delivery.identity.source);
         delivery.counted = Some(match self.unsettled.try_count(most) {
@@ -1237,7 +1238,7 @@ impl Attempts {
             return self.lost_turn(delivery);
         }
         delivery.called = true;
-        self.audit(&delivery, &lane, &plan);
+        self.audit(&delivery, row, &lane, &plan);
         if delivery.stay.failed == 0 && delivery.waits() == 0 {
             delivery
                 .counters
@@ -1302,7 +1303,7 @@ impl Attempts {
     }
 
     /// Looks whether it is the turn of this message, by the positions of its source.
-    fn audit(&self, delivery: &Delivery, lane: &LaneId, plan: &PoolPlan) {
+    fn audit(&self, delivery: &Delivery, row: Option<u64>, lane: &LaneId, plan: &PoolPlan) {
         let (Some(scale), Some(position)) = (delivery.scale, delivery.position()) else {
             return;
         };
@@ -1317,7 +1318,9 @@ impl Attempts {
         };
         let start = if lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch {
             Start::Loose
-        } else if !delivery.is_stored() && delivery.stay != Stay::default() {
+        } else if row.is_some_and(|row| row <= self.shared.store.rows_before()) {
+            Start::Earlier
+        } else if row.is_none() && delivery.stay != Stay::default() {
             Start::Again
         } else {
             Start::First

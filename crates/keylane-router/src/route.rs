@@ -39,6 +39,15 @@ struct Table {
     groups: BTreeMap<Arc<str>, Vec<Arc<Pool>>>,
 }
 
+/// Where a message goes.
+pub(crate) struct Routed {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) lane: LaneId,
+    /// The pool is the one that messages with this code go to now, not one where the key still has
+    /// something.
+    pub(crate) is_usual: bool,
+}
+
 /// A removed pool.
 pub(crate) struct Leaving {
     pub(crate) pool: Arc<Pool>,
@@ -130,21 +139,20 @@ impl Routes {
         code: Option<&Arc<str>>,
         lane: impl Fn(LaneScope) -> LaneId,
         counted: &Registry,
-    ) -> (Arc<Pool>, LaneId) {
+    ) -> Routed {
         let table = self.table();
         let code: &str = code.map_or(DEFAULT, |code| code);
         if !table.active.contains_key(code) {
             self.warn_once(code, counted);
         }
-        let lane_in = |pool: &Pool| lane(pool.plan().lane_scope);
-        for pool in table.may_hold(code) {
-            let lane = lane_in(pool);
-            if self.has(pool, &lane) {
-                return (pool.clone(), lane);
-            }
-        }
-        let pool = table.pool_for(code);
-        (pool.clone(), lane_in(pool))
+        let to = |pool: &Arc<Pool>| Routed {
+            pool: pool.clone(),
+            lane: lane(pool.plan().lane_scope),
+            is_usual: Arc::ptr_eq(pool, table.pool_for(code)),
+        };
+        let mut may_hold = table.may_hold(code).map(to);
+        let holding = may_hold.find(|to| self.has(&to.pool, &to.lane));
+        holding.unwrap_or_else(|| to(table.pool_for(code)))
     }
 
     fn has(&self, pool: &Pool, lane: &LaneId) -> bool {

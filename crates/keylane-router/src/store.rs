@@ -273,6 +273,10 @@ pub trait Store: Send + Sync + 'static {
     fn recovered(&self) -> Vec<(LaneName, u64)> {
         Vec::new()
     }
+    /// The highest row that may be from an earlier process; from memory. Only the self-audit asks.
+    fn rows_before(&self) -> u64 {
+        0
+    }
     /// Rows that were resolved leave the store; a lane without rows is no longer parked.
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()>;
     /// Marks a lane as being replayed (or stops that), with its audit entry in one transaction. A lane

@@ -42,6 +42,9 @@ pub(super) struct Memory {
     read_queues: BTreeSet<ReadQueue>,
     /// What [`recover_rows`] did when the file was opened.
     pub(super) recovered: Vec<(LaneName, u64)>,
+    /// The last row when this was read. To move a lane may give new numbers to old rows, so all that
+    /// there is then counts as old.
+    rows_before: u64,
 }
 
 impl Memory {
@@ -72,6 +75,7 @@ impl Memory {
         let mut queues = connection.prepare(select)?;
         let queues = queues.query_map([], read_queue_at)?;
         memory.read_queues = queues.collect::<Result<_, _>>()?;
+        memory.rows_before = last_row(connection)? as u64;
         let sizes =
             "SELECT (SELECT TOTAL(size) FROM dead_letters) + (SELECT TOTAL(size) FROM parked)";
         let used: f64 = connection.query_row(sizes, [], |row| row.get(0))?;
@@ -456,6 +460,10 @@ impl Store for EmbeddedStore {
 
     fn recovered(&self) -> Vec<(LaneName, u64)> {
         self.memory().recovered.clone()
+    }
+
+    fn rows_before(&self) -> u64 {
+        self.memory().rows_before
     }
 
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()> {
@@ -1017,9 +1025,7 @@ fn like_lane(sql: &Connection, lane: i64, to: &LaneName) -> Result<i64, rusqlite
 /// Rows go behind those of another lane, as new ones: what is fed of that is never behind what is
 /// to be fed.
 fn put_behind(sql: &Connection, rows: Vec<i64>, into: i64) -> Result<(), rusqlite::Error> {
-    // Not by the rows there are: numbers do not repeat.
-    let last = "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'parked'";
-    let mut last: i64 = sql.prepare_cached(last)?.query_row([], |row| row.get(0))?;
+    let mut last = last_row(sql)?;
     let mut move_row = sql.prepare_cached("UPDATE parked SET row = ?, lane = ? WHERE row = ?")?;
     for row in rows {
         last += 1;
@@ -1028,6 +1034,12 @@ fn put_behind(sql: &Connection, rows: Vec<i64>, into: i64) -> Result<(), rusqlit
     sql.prepare_cached("UPDATE sqlite_sequence SET seq = ? WHERE name = 'parked'")?
         .execute([last])
         .map(drop)
+}
+
+/// The highest row there ever was: numbers do not repeat.
+fn last_row(sql: &Connection) -> Result<i64, rusqlite::Error> {
+    let last = "SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence WHERE name = 'parked'";
+    sql.prepare_cached(last)?.query_row([], |row| row.get(0))
 }
 
 /// If the other lane waits for an operator, so does this one.

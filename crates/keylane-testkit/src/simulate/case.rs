@@ -412,8 +412,13 @@ pub enum Act {
         pool: String,
         key: String,
     },
-    /// A stop and a new start; `second` is when running attempts are cut.
-    Restart { deadline: u64, second: Option<u64> },
+    /// A stop and a new start, with another configuration if `plan` says so; `second` is when
+    /// running attempts are cut.
+    Restart {
+        deadline: u64,
+        second: Option<u64>,
+        plan: Option<usize>,
+    },
     /// A kill and a new start.
     Crash,
     /// The broker of this queue ends the connection.
@@ -434,6 +439,17 @@ pub enum Verb {
     Park,
     Replay,
     Drop,
+}
+
+impl Act {
+    /// The configuration that it puts in force.
+    pub(crate) fn plan(&mut self) -> Option<&mut usize> {
+        match self {
+            Self::Reload { plan } => Some(plan),
+            Self::Restart { plan, .. } => plan.as_mut(),
+            _ => None,
+        }
+    }
 }
 
 impl Verb {

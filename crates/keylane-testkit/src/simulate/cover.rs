@@ -52,7 +52,10 @@ impl Coverage {
             single.insert(match &act.act {
                 Act::Verb { verb, .. } => format!("act {verb:?}"),
                 Act::Reload { .. } => "act Reload".to_owned(),
-                Act::Restart { second, .. } => format!("act Restart second={}", second.is_some()),
+                Act::Restart { second, plan, .. } => {
+                    let second = second.is_some();
+                    format!("act Restart second={second} plan={}", plan.is_some())
+                }
                 Act::Crash => "act Crash".to_owned(),
                 Act::Cut { .. } => "act Cut".to_owned(),
                 Act::Suspend { .. } => "act Suspend".to_owned(),
@@ -162,7 +165,10 @@ fn expected() -> Vec<String> {
     values("source.many", &["true", "false"]);
     values("source.raw", &["true", "false"]);
     values("max_in_flight", &["true", "false"]);
-    values("act Restart second", &["true", "false"]);
+    for second in ["true", "false"] {
+        let act = format!("act Restart second={second} plan");
+        values(&act, &["true", "false"]);
+    }
     let kinds = Kind::ALL.iter().map(|kind| format!("source.kind={kind:?}"));
     names.extend(kinds);
     names.extend(Verb::ALL.iter().map(|verb| format!("act {verb:?}")));

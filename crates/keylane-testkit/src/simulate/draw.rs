@@ -187,10 +187,19 @@ impl Draw {
                     Act::Reload { plan: in_force }
                 }
                 4..=6 => self.verb(&case.plans[in_force], keys),
-                7 => Act::Restart {
-                    deadline: *self.chance.pick(&[0, 500, 5_000]),
-                    second: self.some(|draw| draw.chance.between(0, 300)),
-                },
+                7 => {
+                    let changed = self.some(|draw| draw.changed(&case.plans, in_force));
+                    let plan = changed.map(|changed| {
+                        case.plans.push(changed);
+                        in_force = case.plans.len() - 1;
+                        in_force
+                    });
+                    Act::Restart {
+                        deadline: *self.chance.pick(&[0, 500, 5_000]),
+                        second: self.some(|draw| draw.chance.between(0, 300)),
+                        plan,
+                    }
+                }
                 8 => Act::Crash,
                 _ => match self.chance.one_in(2) {
                     true => Act::Cut {
@@ -206,7 +215,7 @@ impl Draw {
         self.read_everything(case, in_force);
     }
 
-    /// In the end every queue is read.
+    /// In the end every queue is read, by a restart, as a reload does not change everything.
     fn read_everything(&mut self, case: &mut Case, in_force: usize) {
         let mut last = case.plans[in_force].clone();
         let first = case.plans[0].sources.clone();
@@ -220,8 +229,10 @@ impl Draw {
             case.plans.push(last);
             case.acts.push(ActCase {
                 at: self.span + 8_000,
-                act: Act::Reload {
-                    plan: case.plans.len() - 1,
+                act: Act::Restart {
+                    deadline: 5_000,
+                    second: None,
+                    plan: Some(case.plans.len() - 1),
                 },
             });
         }

@@ -96,8 +96,8 @@ struct Judge<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Promise {
     Resolved,
-    /// Several may run at once.
-    Started,
+    /// So many may run at once, and fewer are not started.
+    Started(usize),
     /// Order is promised per batch only.
     Nothing,
 }
@@ -292,8 +292,12 @@ impl<'a> Judge<'a> {
             if pool.cascade == CascadeCase::Batch {
                 return Promise::Nothing;
             }
-            if pool.lane_concurrency_of(message.key.as_deref()) > 1 {
-                promise = Promise::Started;
+            let at_once = pool.lane_concurrency_of(message.key.as_deref());
+            if at_once > 1 {
+                promise = match promise {
+                    Promise::Started(most) => Promise::Started(most.max(at_once)),
+                    _ => Promise::Started(at_once),
+                };
             }
         }
         promise
@@ -312,17 +316,25 @@ impl<'a> Judge<'a> {
             return;
         };
         let done = self.done.entry(line.clone()).or_default();
-        while of_line.get(*done).is_some_and(|first| {
-            let first = &self.messages[*first];
-            first.resolved || promise == Promise::Started && first.started
-        }) {
+        let passes = |message: &Message| match promise {
+            Promise::Started(_) => message.resolved || message.started,
+            Promise::Resolved | Promise::Nothing => message.resolved,
+        };
+        let passed = |first: &usize| passes(&self.messages[*first]);
+        while of_line.get(*done).is_some_and(passed) {
             *done += 1;
         }
         let first = of_line.get(*done).copied();
         let place = of_line.iter().position(|other| *other == n);
-        if let (Some(first), Some(place)) = (first, place)
-            && place > *done
-        {
+        let (Some(first), Some(place)) = (first, place) else {
+            return;
+        };
+        let before = of_line.get(*done..place).unwrap_or_default();
+        let at_once = match promise {
+            Promise::Started(at_once) => at_once,
+            Promise::Resolved | Promise::Nothing => 1,
+        };
+        if before.iter().filter(|first| !passed(first)).count() >= at_once {
             // Where several of a lane may run at once, the router does not look.
             self.violated |= promise == Promise::Resolved;
             let text = format!("m{n} starts before m{first} of its key ({promise:?}, {line:?})");
@@ -700,6 +712,7 @@ mod tests {
             act: Act::Restart {
                 deadline: 0,
                 second: None,
+                plan: None,
             },
             result: Err("it took an hour".to_owned()),
         });

@@ -192,6 +192,13 @@ impl Outside {
         self.world.case.plans[at].clone()
     }
 
+    /// The next life begins with this configuration.
+    fn next_plan(&self, plan: usize) {
+        let mut progress = self.progress();
+        let before = std::mem::replace(&mut progress.plan, plan);
+        progress.before.push(before);
+    }
+
     /// The process cannot start. A fault is over at the next try; a configuration that is refused
     /// goes back to the one before.
     fn refused(&self, text: String) -> Result<Death, End> {
@@ -420,9 +427,7 @@ impl Life {
                     self.world.crash();
                     std::future::pending::<()>().await;
                 }
-                Act::Restart { deadline, second } => {
-                    return self.restart(deadline, second).await;
-                }
+                act @ Act::Restart { .. } => return self.restart(act).await,
                 act => {
                     let life = self.clone();
                     tokio::spawn(async move { life.act(act).await });
@@ -460,8 +465,18 @@ impl Life {
         }
     }
 
-    async fn restart(&self, deadline: u64, second: Option<u64>) -> Result<Death, End> {
-        let act = Act::Restart { deadline, second };
+    async fn restart(&self, act: Act) -> Result<Death, End> {
+        let Act::Restart {
+            deadline,
+            second,
+            plan,
+        } = act
+        else {
+            unreachable!("it is a restart");
+        };
+        if let Some(plan) = plan {
+            self.outside.next_plan(plan);
+        }
         let cutter = self.router.clone();
         if let Some(second) = second {
             tokio::spawn(async move {
@@ -516,11 +531,7 @@ impl Life {
         let reloaded = self.router.reload(plan.plan()).await;
         reloaded.map_err(|error| error.to_string())?;
         // From here on the next life begins with it, even if this one ends before its sources.
-        {
-            let mut progress = self.outside.progress();
-            let before = std::mem::replace(&mut progress.plan, to);
-            progress.before.push(before);
-        }
+        self.outside.next_plan(to);
         self.read_sources(plan).await
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::case::{Act, BreakerCase, Case, PoolCase};
+use super::case::{BreakerCase, Case, PoolCase};
 use super::judge::{Rule, judge};
 use super::run::run;
 
@@ -57,14 +57,12 @@ impl Shrink {
     fn plans(&mut self) {
         let mut case = self.best.clone();
         let mut named: Vec<usize> = vec![0];
-        named.extend(case.acts.iter().filter_map(|act| match act.act {
-            Act::Reload { plan } => Some(plan),
-            _ => None,
-        }));
+        let acts = case.acts.iter_mut();
+        named.extend(acts.filter_map(|act| act.act.plan().copied()));
         named.sort_unstable();
         named.dedup();
         for act in &mut case.acts {
-            if let Act::Reload { plan } = &mut act.act {
+            if let Some(plan) = act.act.plan() {
                 *plan = named.binary_search(plan).expect("it is named");
             }
         }

@@ -204,6 +204,10 @@ impl Store for Guarded {
         self.store.recovered()
     }
 
+    fn rows_before(&self) -> u64 {
+        self.store.rows_before()
+    }
+
     fn unpark(&self, lane: LaneName, rows: Vec<u64>) -> Durable<()> {
         let of = lane.clone();
         let call = || self.store.unpark(lane, rows);
