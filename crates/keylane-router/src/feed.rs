@@ -43,6 +43,8 @@ pub(crate) enum Fed {
     Now,
     /// This head left the memory, and its key is still blocked.
     Blocked(BlockedHead),
+    /// It may not be wanted any more.
+    LookAgain,
 }
 
 /// Keeps lanes from being fed until it is dropped.
@@ -143,6 +145,10 @@ impl Feeders {
     /// Keeps these lanes from being fed. One caller at a time.
     pub(crate) fn bar(&self, lanes: Vec<LaneName>) -> Barred<'_> {
         self.lock_barred().extend(lanes.iter().cloned());
+        for lane in &lanes {
+            // It may wait for bytes.
+            self.tell(lane, Fed::LookAgain);
+        }
         Barred {
             feeders: self,
             lanes,
@@ -228,6 +234,7 @@ impl Feeder {
             Fed::NotBefore(at) => self.not_before = Some(at),
             Fed::Now => self.not_before = None,
             Fed::Blocked(head) => self.blocked.push(head),
+            Fed::LookAgain => {}
             Fed::Settled(settled) => self.settled(settled),
         }
     }
@@ -379,6 +386,9 @@ impl Feeder {
             }
             // Who has the bytes may wait until what was fed before is forgotten.
             self.forget_done().await;
+            if !self.is_wanted() {
+                return;
+            }
         };
         let lane = self.lane.clone();
         let rows = router.store.parked_rows(lane, after, count).await;

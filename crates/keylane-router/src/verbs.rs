@@ -66,11 +66,16 @@ impl Router {
     /// # Errors
     /// [`VerbError`]; nothing was done then.
     pub async fn resume(&self, lane: LaneName, by: By) -> Result<(), VerbError> {
-        let pool = self.pool_of(&lane)?;
+        // The pause of a key outlives its pool.
+        if !self.store().pauses().contains(&lane) {
+            self.pool_or_leaving(&lane)?;
+        }
         self.store()
             .resume(lane.clone(), audit("resume", &lane, None, &by))
             .await?;
-        pool.resume(&LaneId::of(&lane));
+        if let Some(pool) = self.inner.routes.find(&lane.pool) {
+            pool.resume(&LaneId::of(&lane));
+        }
         Ok(())
     }
 
@@ -79,7 +84,7 @@ impl Router {
     /// # Errors
     /// [`VerbError`]; nothing was done then.
     pub async fn retry_now(&self, lane: LaneName, by: By) -> Result<(), VerbError> {
-        let pool = self.pool_of(&lane)?;
+        let pool = self.pool_or_leaving(&lane)?;
         self.store()
             .audit(audit("retry-now", &lane, None, &by))
             .await?;
@@ -108,7 +113,7 @@ impl Router {
                 .await?;
             return Ok(());
         }
-        let pool = self.pool_of(&lane)?;
+        let pool = self.pool_or_leaving(&lane)?;
         let id = LaneId::of(&lane);
         let skips = &self.inner.shared.skips;
         // Written down with the letter, or before the wish is noted for what runs.
@@ -291,9 +296,19 @@ impl Router {
     }
 
     fn pool_of(&self, lane: &LaneName) -> Result<Arc<Pool>, VerbError> {
-        let missing = || VerbError::Refused(format!("there is no pool `{}`", lane.pool));
-        self.inner.routes.pool(&lane.pool).ok_or_else(missing)
+        let pool = self.inner.routes.pool(&lane.pool);
+        pool.ok_or_else(|| no_pool(lane))
     }
+
+    /// Also a pool that was removed and still has keys.
+    fn pool_or_leaving(&self, lane: &LaneName) -> Result<Arc<Pool>, VerbError> {
+        let pool = self.inner.routes.find(&lane.pool);
+        pool.ok_or_else(|| no_pool(lane))
+    }
+}
+
+fn no_pool(lane: &LaneName) -> VerbError {
+    VerbError::Refused(format!("there is no pool `{}`", lane.pool))
 }
 
 /// Waits until it is on disk; a wish that was dropped meant another message.

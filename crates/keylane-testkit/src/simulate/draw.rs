@@ -212,30 +212,6 @@ impl Draw {
             };
             case.acts.push(ActCase { at, act });
         }
-        self.read_everything(case, in_force);
-    }
-
-    /// In the end every queue is read, by a restart, as a reload does not change everything.
-    fn read_everything(&mut self, case: &mut Case, in_force: usize) {
-        let mut last = case.plans[in_force].clone();
-        let first = case.plans[0].sources.clone();
-        for (name, source) in first {
-            let read = |other: &SourceCase| other.queue == source.queue;
-            if !last.sources.values().any(read) {
-                last.sources.insert(name, source);
-            }
-        }
-        if last != case.plans[in_force] {
-            case.plans.push(last);
-            case.acts.push(ActCase {
-                at: self.span + 8_000,
-                act: Act::Restart {
-                    deadline: 5_000,
-                    second: None,
-                    plan: Some(case.plans.len() - 1),
-                },
-            });
-        }
     }
 
     /// A configuration that differs from the one in force; often an earlier one comes back.

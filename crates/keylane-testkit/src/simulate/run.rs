@@ -1,6 +1,6 @@
 //! Runs one case: lives of the real router one after the other, on the same queues and store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -92,6 +92,8 @@ struct Progress {
     published: usize,
     /// Acts before this one are done.
     acted: usize,
+    /// How often a configuration that reads all queues was tried in the end.
+    tried: usize,
     problems: Vec<String>,
     left: Left,
 }
@@ -247,7 +249,11 @@ impl Life {
         life.router.check_stored_keys();
         let publisher = life.clone();
         tokio::spawn(async move { publisher.publish_all().await });
-        life.script().await
+        tokio::select! {
+            biased;
+            ended = life.clone().script() => ended,
+            end = life.hangs() => Err(end),
+        }
     }
 
     async fn begin(outside: &Arc<Outside>) -> Result<Self, String> {
@@ -581,10 +587,12 @@ impl Life {
         let patience = self.patience();
         loop {
             tokio::time::sleep(LOOK).await;
-            self.read_the_rest().await;
             self.help().await;
             if self.is_done() {
                 break;
+            }
+            if !self.reads_all() {
+                return self.read_all().await;
             }
             if self.world.events() > MOST_EVENTS {
                 return Err(self.ends(End::Endless));
@@ -604,6 +612,17 @@ impl Life {
         self.router.stop(Duration::from_secs(5)).await;
         self.db.clone().close().await;
         Ok(Death::End)
+    }
+
+    /// Completes when an act or a start of a source takes forever.
+    async fn hangs(&self) -> End {
+        let patience = self.patience() + Duration::from_secs(600);
+        let calm = Duration::from_millis(self.world.case.calm);
+        while self.world.now() < self.world.last_progress().max(calm) + patience {
+            tokio::time::sleep(LOOK).await;
+        }
+        self.note_problems();
+        self.ends(End::StandsStill)
     }
 
     /// Longer than anything waits by configuration, twice.
@@ -627,17 +646,39 @@ impl Life {
         Duration::from_millis(longest * 2) + Duration::from_secs(70)
     }
 
-    /// A queue that nothing reads, because its source was removed or refused, is read again.
-    async fn read_the_rest(&self) {
-        for (name, source) in &self.world.case.plans[0].sources {
-            let is_read = self
-                .sources()
-                .values()
-                .any(|read| read.queue == source.queue);
-            if !is_read && self.read(name, source).await.is_ok() {
-                self.sources().insert(name.clone(), source.clone());
-            }
-        }
+    fn reads_all(&self) -> bool {
+        let read = self.sources();
+        let of_queue = |queue: &str| read.values().any(|source| source.queue == queue);
+        let all = &self.world.case.plans[0].sources;
+        all.values().all(|source| of_queue(&source.queue))
+    }
+
+    /// A queue that nothing reads, because its source was removed or refused, is read by one of the
+    /// configurations that read all: one after the other, as the last one may be refused.
+    async fn read_all(&self) -> Result<Death, End> {
+        let all = &self.world.case.plans[0].sources;
+        let queues: BTreeSet<&str> = all.values().map(|source| &*source.queue).collect();
+        let reads_all = |plan: &PlanCase| {
+            let read = |queue: &&str| plan.sources.values().any(|source| source.queue == **queue);
+            queues.iter().all(read)
+        };
+        let plans = self.world.case.plans.iter().enumerate();
+        let fit: Vec<usize> = plans
+            .rev()
+            .filter(|(_, plan)| reads_all(plan))
+            .map(|(at, _)| at)
+            .collect();
+        let tried = {
+            let mut progress = self.outside.progress();
+            progress.tried += 1;
+            progress.tried - 1
+        };
+        let restart = Act::Restart {
+            deadline: 5_000,
+            second: None,
+            plan: Some(fit[tried % fit.len()]),
+        };
+        self.restart(restart).await
     }
 
     /// The operator ends pauses and replays what is parked.
