@@ -12,7 +12,8 @@
 //!   returned, it is a retry. What comes from a store is in its place among the others and judged
 //!   like them.
 //! * What an earlier process stored was given by the source then, and so was what is before it. That
-//!   may come again, and is not reported.
+//!   may come again, and is not reported. Among each other these follow the store, which may have
+//!   got them from several pools; what is newer comes behind them.
 //! * Where several of a lane may run at once, or order is promised per batch only, nothing is
 //!   judged, nor later anything that may have been waiting then.
 
@@ -154,7 +155,7 @@ struct Place {
     judged_from: u64,
     /// What the source gives from before this position, it gave before.
     given_from: u64,
-    /// The furthest starts, lowest first; the rest is not used.
+    /// The furthest starts but those of [`Start::Earlier`], lowest first; the rest is not used.
     recent: [u64; REMEMBERED],
     count: usize,
 }
@@ -194,18 +195,18 @@ impl Place {
         };
         if start == Start::Earlier {
             self.given_from = self.given_from.max(position);
+        } else if position < self.given_from {
+            return None;
         }
-        let judged = match start {
-            Start::First => position >= self.judged_from.max(self.given_from),
-            Start::Earlier => position >= self.judged_from,
-            Start::Again | Start::Loose => false,
-        };
+        let judged = matches!(start, Start::First | Start::Earlier) && position >= self.judged_from;
         if start == Start::Loose {
             self.judged_from = self.judged_from.max(position.saturating_add(1));
         }
         let at = found.err()?;
         let late = judged && at < self.count;
-        self.remember(position, at);
+        if start != Start::Earlier {
+            self.remember(position, at);
+        }
         after
             .filter(|_| late)
             .map(|after| Violation { position, after })
@@ -284,7 +285,7 @@ mod tests {
         let line = line(&audit, &key);
         assert_eq!(audit.start(line, 5, Start::Earlier), None);
         assert_eq!(firsts(&audit, line, &[3]), []);
-        assert_eq!(audit.start(line, 4, Start::Earlier), Some(late(4, 5)));
+        assert_eq!(audit.start(line, 4, Start::Earlier), None);
         assert_eq!(firsts(&audit, line, &[9, 7]), [late(7, 9)]);
         assert_eq!(audit.start(line, 8, Start::Earlier), Some(late(8, 9)));
         assert_eq!(firsts(&audit, line, &[6]), []);

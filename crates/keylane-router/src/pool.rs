@@ -1218,7 +1218,7 @@ impl Attempts {
         };
         let plan = current(&self.plan);
         let spills = self.shared.overflow(&plan, &delivery.identity.source) == Overflow::Spill;
-        let row = delivery.row();
+        let kind = self.kind_of_start(&delivery, &lane, &plan);
         let lent = spills.then(|| self.overflowing.lend(&mut delivery, &self.name));
         let most = self.shared.most_unsettled(&plan, &delivery.identity.source);
         delivery.counted = Some(match self.unsettled.try_count(most) {
@@ -1238,7 +1238,7 @@ impl Attempts {
             return self.lost_turn(delivery);
         }
         delivery.called = true;
-        self.audit(&delivery, row, &lane, &plan);
+        self.audit(&delivery, &lane, kind);
         if delivery.stay.failed == 0 && delivery.waits() == 0 {
             delivery
                 .counters
@@ -1303,7 +1303,7 @@ impl Attempts {
     }
 
     /// Looks whether it is the turn of this message, by the positions of its source.
-    fn audit(&self, delivery: &Delivery, row: Option<u64>, lane: &LaneId, plan: &PoolPlan) {
+    fn audit(&self, delivery: &Delivery, lane: &LaneId, kind: Start) {
         let (Some(scale), Some(position)) = (delivery.scale, delivery.position()) else {
             return;
         };
@@ -1316,17 +1316,20 @@ impl Attempts {
             // Not the lane's: with one worker it has all keys, in the order in which they arrive.
             key: delivery.parcel.key.as_ref(),
         };
-        let start = if lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch {
-            Start::Loose
-        } else if row.is_some_and(|row| row <= self.shared.store.rows_before()) {
-            Start::Earlier
-        } else if row.is_none() && delivery.stay != Stay::default() {
-            Start::Again
-        } else {
-            Start::First
-        };
-        if let Some(violation) = self.shared.audit.start(line, position, start) {
+        if let Some(violation) = self.shared.audit.start(line, position, kind) {
             self.overtaken(delivery, violation);
+        }
+    }
+
+    /// What the self-audit is to know of a start.
+    fn kind_of_start(&self, delivery: &Delivery, lane: &LaneId, plan: &PoolPlan) -> Start {
+        if lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch {
+            return Start::Loose;
+        }
+        match delivery.row() {
+            Some(row) if row <= self.shared.store.rows_before() => Start::Earlier,
+            None if delivery.stay != Stay::default() => Start::Again,
+            _ => Start::First,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::consume::{self, Consumer};
 use crate::counters::{PoolGauges, Registry};
 use crate::delivery::Fate;
 use crate::dispatch::{Dispatch, DynDispatch, HttpDispatch, HttpOptions};
-use crate::feed::{Barred, Feeders};
+use crate::feed::{Barred, Fed, Feeders};
 use crate::health::{Health, Problem, Trouble};
 use crate::history::Recorder;
 use crate::lane::{LaneId, any_source};
@@ -170,6 +170,20 @@ pub enum StartError {
         "pool `{0}`: lane_scope cannot change while the router runs; set it back, or restart with the new value: what is stored moves then"
     )]
     ScopeChanged(Arc<str>),
+    /// What is in the default pool of messages that name this pool is in lanes of that scope.
+    #[error(
+        "pool `{pool}`: its messages ran in pool `default` until now, whose lane_scope is another one{}",
+        match .keys {
+            0 => "; give both the same, or restart".to_owned(),
+            keys => format!(", and {keys} keys are stored there; give both the same until these are delivered, replayed or dropped"),
+        }
+    )]
+    ScopeOfDefault {
+        /// The pool that comes.
+        pool: Arc<str>,
+        /// How many keys are stored under the default pool.
+        keys: usize,
+    },
     /// Whether a source is one lane changes only where nothing of it is stored.
     #[error(
         "source `{source_name}`: workers changes {}, but {keys} of its keys are stored in the lanes that they had; set workers back until these are delivered, replayed or dropped",
@@ -769,7 +783,7 @@ impl Inner {
 
     /// Takes up what the store knows from before: pauses, and keys of pools that are gone. Stored
     /// keys are fed once their source is there.
-    async fn take_up(self: &Arc<Self>) -> Result<(), StoreError> {
+    async fn take_up(self: &Arc<Self>) -> Result<(), StartError> {
         self.report_recovered();
         self.move_pauses().await?;
         for pool in self.routes.pools() {
@@ -800,16 +814,23 @@ impl Inner {
 
     /// What was stored under the default pool may be of pools that have come since: their arrivals
     /// follow it. Which pools those can be is written down, for the starts to come.
-    async fn keep_to_the_default_pool(&self) -> Result<(), StoreError> {
+    async fn keep_to_the_default_pool(&self) -> Result<(), StartError> {
         let plan = self.plan();
         let named = plan.pools.keys().filter(|name| ***name != *DEFAULT);
         let named: BTreeSet<Arc<str>> = named.cloned().collect();
         let known = self.store.separate_pools();
         let stored = self.store.parked();
-        let separate: BTreeSet<Arc<str>> = match stored.iter().any(|p| *p.lane.pool == *DEFAULT) {
-            true => named.intersection(&known).cloned().collect(),
-            false => named.clone(),
+        let keys = stored.iter().filter(|p| *p.lane.pool == *DEFAULT).count();
+        let separate: BTreeSet<Arc<str>> = match keys {
+            0 => named.clone(),
+            _ => named.intersection(&known).cloned().collect(),
         };
+        let scope_of = |name: &str| self.routes.pool_for(name).plan().lane_scope;
+        let mut follow = named.difference(&separate);
+        if let Some(pool) = follow.find(|name| scope_of(name) != scope_of(DEFAULT)) {
+            let pool = pool.clone();
+            return Err(StartError::ScopeOfDefault { pool, keys });
+        }
         if !known.is_subset(&named) {
             // Pools are gone since, and what names them comes to this one now.
             let default = self.routes.pool_for(DEFAULT);
@@ -819,7 +840,7 @@ impl Inner {
             .were_in_default(named.difference(&separate).cloned());
         match separate == known {
             true => Ok(()),
-            false => self.store.set_separate_pools(separate).await,
+            false => Ok(self.store.set_separate_pools(separate).await?),
         }
     }
 
@@ -942,17 +963,18 @@ impl Inner {
         reads: ReadQueue,
         plan: &SourcePlan,
     ) -> Result<(), StartError> {
-        let known = self.store.read_queues();
+        let mut known = self.store.read_queues();
         let of_queue = |read: &&ReadQueue| read.kind == reads.kind && read.queue == reads.queue;
         let named = known.iter().filter(of_queue);
         // Two sources may read one queue; the one that is not there any more has another name now.
         let (stays, gone): (Vec<_>, Vec<_>) = named
             .filter(|read| read.source != reads.source)
+            .cloned()
             .partition(|read| self.knows_source(&read.source));
         for other in stays {
             let now = self.shared.described(&other.source);
             if now.is_some_and(|now| *now.queue() != reads.queue) {
-                self.is_of_its_name(&other.source, other, &reads.source)
+                self.is_of_its_name(&other.source, &other, &reads.source)
                     .await?;
             }
         }
@@ -966,7 +988,7 @@ impl Inner {
                 self.is_of_its_name(&reads.source, before, &reader).await?;
             }
         }
-        for before in gone.iter().copied().chain(own) {
+        for before in gone.iter().chain(own) {
             let keys = self.stored_of(&before.source).await?.len();
             if keys > 0 && before.one_lane != reads.one_lane {
                 return Err(StartError::Lanes {
@@ -979,6 +1001,7 @@ impl Inner {
         for before in &gone {
             self.rename(&before.source, &reads.source).await?;
         }
+        known = self.store.read_queues();
         if let Envelope::Raw { pool, .. } = &plan.envelope {
             self.gather(&reads.source, &self.routes.pool_for(pool))
                 .await?;
@@ -987,7 +1010,7 @@ impl Inner {
         let stays = |read: &&ReadQueue| match read.source == reads.source {
             // As long as keys are stored they may be of that queue.
             true => stored && !of_queue(read),
-            false => !gone.contains(read),
+            false => true,
         };
         let mut after: BTreeSet<ReadQueue> = known.iter().filter(stays).cloned().collect();
         after.insert(reads);
@@ -1216,6 +1239,11 @@ impl Inner {
             if before.is_some_and(|pool| pool.plan().lane_scope != after.lane_scope) {
                 return Err(StartError::ScopeChanged(name));
             }
+            let default = self.routes.pool_for(DEFAULT).plan().lane_scope;
+            if self.routes.pool(&name).is_none() && after.lane_scope != default {
+                let (pool, keys) = (name, 0);
+                return Err(StartError::ScopeOfDefault { pool, keys });
+            }
         }
         Ok(())
     }
@@ -1297,6 +1325,10 @@ impl Inner {
         // Rows that a feeder has not finished with keep their numbers.
         let (busy, free): (Vec<_>, Vec<_>) = of_it.partition(|lane| self.feeders.has(lane));
         let to = self.routes.pool_for(&pool.name);
+        for lane in &busy {
+            // It may wait for bytes that nobody gives back any more.
+            self.feeders.tell(lane, Fed::LookAgain);
+        }
         let moved = async {
             let mut moves = Vec::new();
             for lane in &free {

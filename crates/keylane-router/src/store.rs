@@ -175,8 +175,8 @@ pub enum Move {
         to: LaneName,
     },
     /// A source is called `to` from now on: its stored lanes move, and its rows, failed attempts,
-    /// dead letters and pauses are of the new name. A row keeps its old identity where the
-    /// new one is stored already.
+    /// dead letters, pauses and the queues that it read are of the new name. A row keeps its old
+    /// identity where the new one is stored already.
     Source {
         /// The present name.
         from: Arc<str>,

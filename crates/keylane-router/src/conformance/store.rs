@@ -175,6 +175,17 @@ impl Shelf {
                 row.identity = new;
             }
         }
+        let read = self.read_queues.extract_if(.., |read| read.source == *from);
+        for old in read.collect::<Vec<_>>() {
+            let known = self
+                .read_queues
+                .iter()
+                .any(|read| (&read.kind, &read.queue, &read.source) == (&old.kind, &old.queue, to));
+            if !known {
+                let source = to.clone();
+                self.read_queues.insert(ReadQueue { source, ..old });
+            }
+        }
         let of = |identity: &Identity| identity.source == *from;
         let old: Vec<Identity> = self.stays.keys().filter(|id| of(id)).cloned().collect();
         for identity in old {

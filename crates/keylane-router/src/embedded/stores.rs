@@ -1077,9 +1077,12 @@ fn rename_source(sql: &Connection, from: &str, to: &Arc<str>) -> Result<(), rusq
         "UPDATE OR IGNORE dead_letters SET source = ?2 WHERE source = ?1",
         "UPDATE dead_letters SET lane_source = ?2 WHERE lane_source = ?1",
         "UPDATE pauses SET source = ?2 WHERE source = ?1",
+        "UPDATE OR IGNORE read_queues SET source = ?2 WHERE source = ?1",
     ] {
         sql.prepare_cached(update)?.execute((from, &**to))?;
     }
+    sql.prepare_cached("DELETE FROM read_queues WHERE source = ?")?
+        .execute([from])?;
     Ok(())
 }
 
