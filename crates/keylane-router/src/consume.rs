@@ -1092,7 +1092,7 @@ impl<S: Source> Consume<S> {
             }
         }
         arrival.waited = true;
-        if arrival.delivery.weight.is_none() {
+        if arrival.delivery.weight.is_none() && !self.goes_to_the_store(&arrival) {
             let bytes = arrival.delivery.bytes();
             match look.weigh(&arrival.pool, bytes) {
                 Some(weight) => arrival.delivery.weight = Some(weight),
@@ -1118,6 +1118,18 @@ impl<S: Source> Consume<S> {
         };
         look.block(blocked, [place, arrival.place()]);
         Some(arrival)
+    }
+
+    /// Whether it is stored as soon as it is in its lane. Then it needs no bytes: those who have them
+    /// may wait until its source has heard that it is stored.
+    fn goes_to_the_store(&self, arrival: &Arrival) -> bool {
+        let Arrival { pool, delivery, .. } = arrival;
+        self.overflow(pool) == Overflow::Spill && self.is_stored(pool, &delivery.lane)
+    }
+
+    fn is_stored(&self, pool: &Pool, lane: &LaneId) -> bool {
+        let store = &self.router.store;
+        store.parks_any() && store.parked_lane(&lane.name(&pool.name)).is_some()
     }
 
     /// Puts a delivery into its lane, unless the lane is over and waits.
@@ -1158,9 +1170,7 @@ impl<S: Source> Consume<S> {
             true => "it has as much as it may have",
             false => "what came before it is stored",
         };
-        let store = &self.router.store;
-        let name = || place.lane.name(&place.pool);
-        if over || store.parks_any() && store.parked_lane(&name()).is_some() {
+        if over || self.is_stored(pool, &place.lane) {
             pool.overflow(&place.lane, Over::Spill(why.to_owned()));
         }
     }

@@ -53,6 +53,9 @@ use crate::weight::{Weight, Weights};
 use crate::wishes::Wishes;
 use crate::workers::Workers;
 
+/// What goes back to make room goes for so long at least, or it would be received again at once.
+const OVER_FOR: Duration = Duration::from_secs(1);
+
 /// The longest wait between two tries to write to a store.
 const STORE_BACK_OFF: Duration = Duration::from_secs(30);
 
@@ -1746,10 +1749,10 @@ impl Attempts {
         let batches: Vec<BatchId> = returning.map(|queued| queued.job.batch).collect();
         let by_policy = !batches.is_empty() && !self.shared.cut.is_cancelled();
         let only_batches = (by_policy && plan.cascade == Cascade::Batch).then_some(batches);
-        let delay = if by_policy || over {
-            plan.return_delay
-        } else {
-            Duration::ZERO
+        let delay = match (by_policy, over) {
+            (_, true) => plan.return_delay.max(OVER_FOR),
+            (true, false) => plan.return_delay,
+            (false, false) => Duration::ZERO,
         };
         let goes = |queued: &Queued<Job>| {
             let only = only_batches.as_ref();
