@@ -885,14 +885,14 @@ impl<S: Source> Consume<S> {
         let (id, given) = (&received.identity.id, received.tenant.as_ref());
         let lane_of = |scope| self.lane(scope, &parcel, id, given);
         let code = parcel.address.pool.as_ref();
+        let routes = &self.router.routes;
+        routes.note(code, &self.router.counters);
+        let (_, routed) = routes.moves();
         let Routed {
             pool,
             lane,
             is_usual,
-        } = self
-            .router
-            .routes
-            .route(code, lane_of, &self.router.counters);
+        } = routes.route(code, lane_of);
         if let Some(key) = &parcel.key {
             self.warn_of_two_pools(key, &pool.name);
         }
@@ -943,7 +943,7 @@ impl<S: Source> Consume<S> {
         Arrival {
             pool,
             delivery,
-            waited: false,
+            routed,
         }
     }
 
@@ -1072,26 +1072,25 @@ impl<S: Source> Consume<S> {
     /// Puts one message into its lane, or hands it back if there is no room.
     fn put(&self, mut arrival: Arrival, look: &mut Look) -> Option<Arrival> {
         let place = arrival.place();
-        if look.behind.contains(&place) {
-            // Those before it may wait for its bytes.
-            arrival.delivery.weight = None;
-            return Some(arrival);
-        }
-        if arrival.pool.has_given_back(&arrival.delivery) {
+        let waits = look.behind.contains(&place);
+        if !waits && arrival.pool.has_given_back(&arrival.delivery) {
             // Not by its lane: it would wait there, and what comes again would follow it in turn.
             let Arrival { pool, delivery, .. } = arrival;
             pool.follow_back(delivery, &self.router.shared);
             return None;
         }
-        if look.moves || arrival.waited {
+        let (moves, generation) = look.routes;
+        if moves || arrival.routed != generation {
             self.route_again(&mut arrival);
-            if look.behind.contains(&arrival.place()) {
-                look.behind.insert(place);
-                arrival.delivery.weight = None;
-                return Some(arrival);
-            }
+            arrival.routed = generation;
         }
-        arrival.waited = true;
+        if waits || look.behind.contains(&arrival.place()) {
+            // What follows it may be on its way to either.
+            look.behind.extend([place, arrival.place()]);
+            // Those before it may wait for its bytes.
+            arrival.delivery.weight = None;
+            return Some(arrival);
+        }
         if arrival.delivery.weight.is_none() && !self.goes_to_the_store(&arrival) {
             let bytes = arrival.delivery.bytes();
             match look.weigh(&arrival.pool, bytes) {
@@ -1103,7 +1102,11 @@ impl<S: Source> Consume<S> {
                 }
             }
         }
-        let Arrival { pool, delivery, .. } = arrival;
+        let Arrival {
+            pool,
+            delivery,
+            routed,
+        } = arrival;
         if let Some(lease) = &delivery.lease {
             lease.put(&pool, &delivery.lane);
         }
@@ -1114,7 +1117,7 @@ impl<S: Source> Consume<S> {
         let arrival = Arrival {
             pool,
             delivery,
-            waited: true,
+            routed,
         };
         look.block(blocked, [place, arrival.place()]);
         Some(arrival)
@@ -1183,8 +1186,7 @@ impl<S: Source> Consume<S> {
         let given = delivery.lane.tenant();
         let lane_of = |scope| self.lane(scope, parcel, id, given);
         let code = parcel.address.pool.as_ref();
-        let counted = &self.router.counters;
-        let Routed { pool: to, lane, .. } = self.router.routes.route(code, lane_of, counted);
+        let Routed { pool: to, lane, .. } = self.router.routes.route(code, lane_of);
         let place = Place {
             pool: to.name.clone(),
             lane,
@@ -1205,8 +1207,8 @@ impl<S: Source> Consume<S> {
 struct Arrival {
     pool: Arc<Pool>,
     delivery: Box<Delivery>,
-    /// It did not find room at once.
-    waited: bool,
+    /// When it was asked where it goes.
+    routed: u64,
 }
 
 impl Arrival {
@@ -1220,8 +1222,9 @@ impl Arrival {
 
 /// One look at all messages that are to be put into their lanes.
 struct Look {
-    /// Keys may have something unresolved in another pool than their messages name.
-    moves: bool,
+    /// Whether keys may have something unresolved in another pool than their messages name, and
+    /// since which change.
+    routes: (bool, u64),
     /// All messages of the source are in one lane.
     one_lane: bool,
     /// Lanes that messages wait for, in the order in which they came.
@@ -1239,7 +1242,7 @@ struct Look {
 impl Look {
     fn new<R: Clone>(router: &Inner, held: &Held<R>, granted: Option<(Arc<Pool>, Weight)>) -> Self {
         Self {
-            moves: router.routes.moves(),
+            routes: router.routes.moves(),
             one_lane: held.lock().shares.is_one_lane(),
             behind: HashSet::new(),
             without_bytes: Vec::new(),

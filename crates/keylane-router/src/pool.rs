@@ -1233,12 +1233,18 @@ impl Attempts {
                 counted
             }
         });
-        if delivery.is_lost() {
+        // Its limits may be others since it waited.
+        let outdated = !Arc::ptr_eq(&plan, &current(&self.plan));
+        if outdated || delivery.is_lost() {
             drop(call);
             if let Some(lent) = lent {
                 self.overflowing.take_back(&mut delivery, lent).await;
             }
-            return self.lost_turn(delivery);
+            if delivery.is_lost() {
+                return self.lost_turn(delivery);
+            }
+            delivery.counted = None;
+            return ask_again(delivery);
         }
         delivery.called = true;
         self.audit(&delivery, &lane, kind);
@@ -1751,7 +1757,7 @@ impl Attempts {
         let only_batches = (by_policy && plan.cascade == Cascade::Batch).then_some(batches);
         let delay = match (by_policy, over) {
             (_, true) => plan.return_delay.max(OVER_FOR),
-            (true, false) => plan.return_delay,
+            (true, false) => plan.return_delay.max(plan.retry.initial),
             (false, false) => Duration::ZERO,
         };
         let goes = |queued: &Queued<Job>| {

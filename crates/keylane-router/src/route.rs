@@ -37,6 +37,8 @@ struct Table {
     codes: Arc<PoolCodes>,
     /// The pools behind each name in `codes`.
     groups: BTreeMap<Arc<str>, Vec<Arc<Pool>>>,
+    /// Another one after each change.
+    generation: u64,
 }
 
 /// Where a message goes.
@@ -83,6 +85,7 @@ impl Table {
     /// Names the pools anew. Pools that messages with one code may go to have one name, so that a
     /// queue never tells lanes apart that are one here.
     fn name_codes(&mut self) {
+        self.generation += 1;
         let known = self.known();
         let mut groups: Vec<BTreeMap<Arc<str>, Arc<Pool>>> = Vec::new();
         for code in &known {
@@ -138,13 +141,9 @@ impl Routes {
         &self,
         code: Option<&Arc<str>>,
         lane: impl Fn(LaneScope) -> LaneId,
-        counted: &Registry,
     ) -> Routed {
         let table = self.table();
         let code: &str = code.map_or(DEFAULT, |code| code);
-        if !table.active.contains_key(code) {
-            self.warn_once(code, counted);
-        }
         let to = |pool: &Arc<Pool>| Routed {
             pool: pool.clone(),
             lane: lane(pool.plan().lane_scope),
@@ -160,11 +159,15 @@ impl Routes {
             || self.store.parks_any() && self.store.parked_lane(&lane.name(&pool.name)).is_some()
     }
 
-    fn warn_once(&self, code: &str, counted: &Registry) {
+    /// Counts what names no pool, and warns once of each name.
+    pub(crate) fn note(&self, code: Option<&Arc<str>>, counted: &Registry) {
+        let Some(code) = code.filter(|code| !self.table().active.contains_key(*code)) else {
+            return;
+        };
         counted.unknown_pool.one();
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         // Bounded: publishers choose these names.
-        if warned.len() < 1000 && warned.insert(code.into()) {
+        if warned.len() < 1000 && warned.insert(code.clone()) {
             tracing::warn!("pool `{code}` is not configured: its messages run in `{DEFAULT}`");
         }
     }
@@ -197,10 +200,12 @@ impl Routes {
         capacities.min().unwrap_or(usize::MAX)
     }
 
-    /// Whether keys may have something unresolved elsewhere than where their messages go now.
-    pub(crate) fn moves(&self) -> bool {
+    /// Whether keys may have something unresolved elsewhere than where their messages go now; and
+    /// a number that is another one after each change of where they go.
+    pub(crate) fn moves(&self) -> (bool, u64) {
         let table = self.table();
-        !table.leaving.is_empty() || !table.in_default.is_empty()
+        let moves = !table.leaving.is_empty() || !table.in_default.is_empty();
+        (moves, table.generation)
     }
 
     /// All pools that may hold something.

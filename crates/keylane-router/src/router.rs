@@ -691,8 +691,7 @@ fn ability(features: &Features, source: &SourcePlan, described: Described) -> Ab
         rejects: features.dead_letter,
         returns,
         ordered_return: features.ordered_return,
-        takes_back: features.ordered_return
-            || matches!(features.order, Order::AsItComes | Order::NoKeys),
+        takes_back: returns || matches!(features.order, Order::AsItComes | Order::NoKeys),
         spills: no_spill(features, source).is_none(),
         many: source.instances == Instances::Many,
         overflow,

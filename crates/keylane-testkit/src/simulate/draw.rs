@@ -38,6 +38,12 @@ impl Draw {
         };
         let keys = self.keys();
         self.acts(&mut case, &keys);
+        // One that fits whatever is stored.
+        let mut last = case.plans[0].clone();
+        for pool in last.pools.values_mut() {
+            pool.lane_scope = ScopeCase::Source;
+        }
+        case.plans.push(last);
         self.messages(&mut case, &keys);
         self.targets(&mut case, &keys);
         self.faults(&mut case, &keys);

@@ -53,12 +53,13 @@ impl Shrink {
         self.options();
     }
 
-    /// Leaves out configurations that no act names.
+    /// Leaves out configurations that no act names, but for the last one, which is for the end.
     fn plans(&mut self) {
         let mut case = self.best.clone();
         let mut named: Vec<usize> = vec![0];
         let acts = case.acts.iter_mut();
         named.extend(acts.filter_map(|act| act.act.plan().copied()));
+        named.push(case.plans.len() - 1);
         named.sort_unstable();
         named.dedup();
         for act in &mut case.acts {
