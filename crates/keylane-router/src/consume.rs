@@ -237,8 +237,8 @@ struct Out<R> {
     table: Map<BrokerId, Entry<R>>,
     /// Which lanes have how much of it.
     shares: Shares,
-    /// What is being put into its lanes.
-    batch: Option<BatchId>,
+    /// The newest one.
+    batch: BatchId,
 }
 
 impl<R> Out<R> {
@@ -275,7 +275,7 @@ impl<R: Clone + Send> HeldIds for Held<R> {
 }
 
 impl<R: Clone + Send> Window for Held<R> {
-    fn goes_back(&self, messages: &[(&BrokerId, u32)]) -> Option<BatchId> {
+    fn goes_back(&self, messages: &[(&BrokerId, u32)]) -> BatchId {
         let mut out = self.lock();
         for (id, loan) in messages {
             let entry = out.table.get_mut(*id);
@@ -330,7 +330,7 @@ impl<R: Clone> Held<R> {
         let out = Out {
             table: Map::default(),
             shares: Shares::new(window),
-            batch: None,
+            batch: BatchId(0),
         };
         Self {
             out: Mutex::new(out),
@@ -388,7 +388,9 @@ impl<R: Clone> Held<R> {
         bond: impl Fn(&R) -> Option<Bond>,
     ) -> Vec<bool> {
         let mut out = self.lock();
-        out.batch = batch.first().map(|received| received.batch);
+        if let Some(received) = batch.first() {
+            out.batch = received.batch;
+        }
         let mut known = |received: &Received<R>| {
             let id = &received.identity.id;
             if out.table.get(id).is_some_and(|entry| entry.goes_back) {
@@ -406,11 +408,6 @@ impl<R: Clone> Held<R> {
             true
         };
         batch.iter().map(&mut known).collect()
-    }
-
-    /// All of the batch that came last is in its lanes.
-    fn batch_is_in(&self) {
-        self.lock().batch = None;
     }
 
     /// A message goes to another lane than it was to go to when it came.
@@ -871,7 +868,6 @@ impl<S: Source> Consume<S> {
             arrivals.push_back(arrival);
         }
         self.put_all(arrivals).await;
-        self.held.batch_is_in();
         for pool in self.router.routes.pools() {
             pool.batch_is_in(&self.name);
         }
@@ -1091,7 +1087,9 @@ impl<S: Source> Consume<S> {
             arrival.delivery.weight = None;
             return Some(arrival);
         }
-        if arrival.delivery.weight.is_none() && !self.goes_to_the_store(&arrival) {
+        // What is stored next needs no bytes: who has them may wait until its source has heard that.
+        let stored = self.is_stored(&arrival.pool, &arrival.delivery.lane);
+        if arrival.delivery.weight.is_none() && !stored {
             let bytes = arrival.delivery.bytes();
             match look.weigh(&arrival.pool, bytes) {
                 Some(weight) => arrival.delivery.weight = Some(weight),
@@ -1123,13 +1121,7 @@ impl<S: Source> Consume<S> {
         Some(arrival)
     }
 
-    /// Whether it is stored as soon as it is in its lane. Then it needs no bytes: those who have them
-    /// may wait until its source has heard that it is stored.
-    fn goes_to_the_store(&self, arrival: &Arrival) -> bool {
-        let Arrival { pool, delivery, .. } = arrival;
-        self.overflow(pool) == Overflow::Spill && self.is_stored(pool, &delivery.lane)
-    }
-
+    /// Whether a lane is stored: what comes goes behind that.
     fn is_stored(&self, pool: &Pool, lane: &LaneId) -> bool {
         let store = &self.router.store;
         store.parks_any() && store.parked_lane(&lane.name(&pool.name)).is_some()

@@ -115,9 +115,9 @@ impl std::fmt::Debug for SourceEnd {
 /// The window of a source, told how its lanes fare.
 pub(crate) trait Window: Send + Sync {
     /// These messages go back to the source, all at one moment: one that comes again from then on is
-    /// a new one. Returns the batch that is being put into its lanes, if there is one: what it has of
-    /// the lane came before that moment, and goes back too.
-    fn goes_back(&self, messages: &[(&BrokerId, u32)]) -> Option<BatchId>;
+    /// a new one. Returns the newest batch: what it and those before have of the lane came before that
+    /// moment, and goes back too.
+    fn goes_back(&self, messages: &[(&BrokerId, u32)]) -> BatchId;
     /// The head of this lane is held.
     fn hold(&self, place: &Place);
     /// The head of this lane, which was held, is resolved.
@@ -146,6 +146,7 @@ pub(crate) struct Delivery {
     pub(crate) parcel: Parcel,
     pub(crate) received: Instant,
     pub(crate) stay: Stay,
+    pub(crate) origin: Origin,
     /// Its target was called in this stay.
     pub(crate) called: bool,
     /// How often in a row it had to wait for the same.
@@ -173,6 +174,15 @@ pub(crate) struct Delivery {
     /// Its place in its lane, while a flush has it.
     pub(crate) sequence: u64,
     lender: Option<Lender>,
+}
+
+/// Where a message came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Source,
+    Store,
+    /// It was stored by an earlier process.
+    EarlierStore,
 }
 
 /// A position, in as much as a number takes: the last one stands for none.
@@ -244,6 +254,10 @@ impl Delivery {
             parcel,
             received: Instant::now(),
             stay,
+            origin: match loan.lender {
+                Lender::Source(..) => Origin::Source,
+                Lender::Row(..) => Origin::Store,
+            },
             called: false,
             waits: 0,
             waited_for: None,
@@ -460,6 +474,7 @@ impl Delivery {
             parcel: self.parcel.clone(),
             received: self.received,
             stay: self.stay,
+            origin: self.origin,
             called: self.called,
             waits: self.waits,
             waited_for: self.waited_for,

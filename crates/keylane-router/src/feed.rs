@@ -10,7 +10,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::blocked::BlockedHead;
-use crate::delivery::{Delivery, Lender, Loan, Row, Settled, Settlement};
+use crate::delivery::{Delivery, Lender, Loan, Origin, Row, Settled, Settlement};
 use crate::fault;
 use crate::lane::LaneId;
 use crate::message::Identity;
@@ -468,6 +468,9 @@ impl Feeder {
         };
         let mut delivery = Box::new(Delivery::new(loan, parcel, lane, stay, counters));
         delivery.set_fate(fate);
+        if delivery.batch.0 <= self.router.store.rows_before() {
+            delivery.origin = Origin::EarlierStore;
+        }
         let head = self
             .blocked
             .iter()

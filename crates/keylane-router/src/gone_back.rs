@@ -1,10 +1,10 @@
-//! Which lanes went back to their source while a batch was still being put into its lanes: what
-//! comes behind them in that batch goes back, too (R5).
+//! Which lanes went back to their source: what had come by then and was on its way to them goes
+//! back, too (R5).
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, SourceEnd};
 use crate::lane::LaneId;
 use crate::message::BrokerId;
 use crate::pool::Shared;
@@ -12,12 +12,24 @@ use crate::source::BatchId;
 
 /// The lanes of one pool that went back lately.
 #[derive(Debug, Default)]
-pub(crate) struct GoneBack(Mutex<HashMap<(LaneId, Arc<str>), BatchId>>);
+pub(crate) struct GoneBack(Mutex<HashMap<(LaneId, Arc<str>), Tail>>);
+
+/// What follows.
+#[derive(Debug)]
+struct Tail {
+    /// The batches of another consumer have nothing to do with those of this one.
+    of: Weak<SourceEnd>,
+    /// The newest batch when it went back.
+    last: BatchId,
+    /// Batches before that one follow too.
+    all: bool,
+}
 
 impl GoneBack {
     /// These messages of a lane go back, all of a source at one moment: if the first comes again
-    /// before the others are settled, none of them is taken for one that is still here. The rest of a
-    /// batch that is on its way to the lane goes back too; with `only`, if it is one of these.
+    /// before the others are settled, none of them is taken for one that is still here. What has
+    /// come by then and is on its way to the lane follows; with `only`, if it is of the newest batch
+    /// and that is one of these.
     pub(crate) fn go_back<'a>(
         &self,
         jobs: impl Iterator<Item = &'a Delivery>,
@@ -37,26 +49,35 @@ impl GoneBack {
                 (&job.identity.id, loan)
             };
             let loans: Vec<(&BrokerId, u32)> = of_source.iter().map(loan).collect();
-            let batch = end.window.goes_back(&loans);
-            let goes = |batch: &BatchId| only.is_none_or(|only| only.contains(batch));
+            let last = end.window.goes_back(&loans);
+            let follows = only.is_none_or(|only| only.contains(&last));
             // Where nothing comes again in order, nothing has to follow what goes back. It would go
             // back and come again without end.
             let source = &of_source[0].identity.source;
             let ordered = shared.ability(source, |source| source.ordered_return);
-            if let Some(batch) = batch.filter(goes).filter(|_| ordered != Some(false)) {
-                self.note(of_source[0], batch);
+            if follows && ordered != Some(false) {
+                let (of, all) = (Arc::downgrade(end), only.is_none());
+                let tail = Tail { of, last, all };
+                self.lock().insert(place(of_source[0]), tail);
             }
         }
-    }
-
-    fn note(&self, delivery: &Delivery, batch: BatchId) {
-        self.lock().insert(place(delivery), batch);
     }
 
     /// Whether what was ahead of this message in its lane has gone back since it came.
     pub(crate) fn includes(&self, delivery: &Delivery) -> bool {
         let gone = self.lock();
-        !gone.is_empty() && gone.get(&place(delivery)) == Some(&delivery.batch)
+        if gone.is_empty() {
+            return false;
+        }
+        let (Some(tail), Some((end, _))) = (gone.get(&place(delivery)), delivery.source_end())
+        else {
+            return false;
+        };
+        let in_time = match tail.all {
+            true => delivery.batch <= tail.last,
+            false => delivery.batch == tail.last,
+        };
+        in_time && std::ptr::eq(Arc::as_ptr(end), tail.of.as_ptr())
     }
 
     /// The source has put a batch into its lanes: those of its own that hold nothing are forgotten.
@@ -65,7 +86,7 @@ impl GoneBack {
         gone.retain(|(lane, of), _| of != source || holds(lane));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(LaneId, Arc<str>), BatchId>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(LaneId, Arc<str>), Tail>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

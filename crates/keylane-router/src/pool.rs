@@ -20,7 +20,7 @@ use crate::audit::{Audit, Line, Start, Violation};
 use crate::blocked::Blocked;
 use crate::breaker::{self, Breakers, Verdict};
 use crate::counters::PoolGauges;
-use crate::delivery::{Delivery, Fate, Letter, Settlement, Wait};
+use crate::delivery::{Delivery, Fate, Letter, Origin, Settlement, Wait};
 use crate::dispatch::{Attempt, DynDispatch};
 use crate::error_type::ErrorType;
 use crate::feed::{Fed, Storing};
@@ -1221,7 +1221,6 @@ impl Attempts {
         };
         let plan = current(&self.plan);
         let spills = self.shared.overflow(&plan, &delivery.identity.source) == Overflow::Spill;
-        let kind = self.kind_of_start(&delivery, &lane, &plan);
         let lent = spills.then(|| self.overflowing.lend(&mut delivery, &self.name));
         let most = self.shared.most_unsettled(&plan, &delivery.identity.source);
         delivery.counted = Some(match self.unsettled.try_count(most) {
@@ -1247,7 +1246,7 @@ impl Attempts {
             return ask_again(delivery);
         }
         delivery.called = true;
-        self.audit(&delivery, &lane, kind);
+        self.audit(&delivery, &lane, &plan);
         if delivery.stay.failed == 0 && delivery.waits() == 0 {
             delivery
                 .counters
@@ -1312,7 +1311,7 @@ impl Attempts {
     }
 
     /// Looks whether it is the turn of this message, by the positions of its source.
-    fn audit(&self, delivery: &Delivery, lane: &LaneId, kind: Start) {
+    fn audit(&self, delivery: &Delivery, lane: &LaneId, plan: &PoolPlan) {
         let (Some(scale), Some(position)) = (delivery.scale, delivery.position()) else {
             return;
         };
@@ -1325,20 +1324,15 @@ impl Attempts {
             // Not the lane's: with one worker it has all keys, in the order in which they arrive.
             key: delivery.parcel.key.as_ref(),
         };
-        if let Some(violation) = self.shared.audit.start(line, position, kind) {
+        let unordered = lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch;
+        let start = match delivery.origin {
+            _ if unordered => Start::Loose,
+            Origin::EarlierStore => Start::Earlier,
+            Origin::Source if delivery.stay != Stay::default() => Start::Again,
+            Origin::Source | Origin::Store => Start::First,
+        };
+        if let Some(violation) = self.shared.audit.start(line, position, start) {
             self.overtaken(delivery, violation);
-        }
-    }
-
-    /// What the self-audit is to know of a start.
-    fn kind_of_start(&self, delivery: &Delivery, lane: &LaneId, plan: &PoolPlan) -> Start {
-        if lane_concurrency(plan, lane) > 1 || plan.cascade == Cascade::Batch {
-            return Start::Loose;
-        }
-        match delivery.row() {
-            Some(row) if row <= self.shared.store.rows_before() => Start::Earlier,
-            None if delivery.stay != Stay::default() => Start::Again,
-            _ => Start::First,
         }
     }
 

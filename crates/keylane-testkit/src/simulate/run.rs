@@ -203,6 +203,11 @@ impl Outside {
         progress.before.push(before);
     }
 
+    fn previous_plan(&self) {
+        let mut progress = self.progress();
+        progress.plan = progress.before.pop().expect("there was one before");
+    }
+
     /// The process cannot start. A fault is over at the next try; a configuration that is refused
     /// goes back to the one before.
     fn refused(&self, text: String) -> Result<Death, End> {
@@ -536,10 +541,12 @@ impl Life {
         let _one_at_a_time = self.changing.lock().await;
         let plan = &self.world.case.plans[to];
         self.world.note(What::Reloading { plan: to });
-        let reloaded = self.router.reload(plan.plan()).await;
-        reloaded.map_err(|error| error.to_string())?;
-        // From here on the next life begins with it, even if this one ends before its sources.
+        // From here on the next life begins with it, even if this one ends before it is in force.
         self.outside.next_plan(to);
+        if let Err(error) = self.router.reload(plan.plan()).await {
+            self.outside.previous_plan();
+            return Err(error.to_string());
+        }
         self.read_sources(plan).await
     }
 

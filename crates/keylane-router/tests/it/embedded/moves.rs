@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use keylane_router::conformance::MemoryStore;
 use keylane_router::embedded::{Db, Options};
 use keylane_router::message::{BrokerId, Identity};
-use keylane_router::store::{AuditEntry, FailedAttempt, LaneName, Move, Store, Stored};
+use keylane_router::store::{AuditEntry, FailedAttempt, LaneName, Move, ReadQueue, Store, Stored};
 use proptest::prelude::*;
 
 use super::clock::TestClock;
@@ -416,6 +416,30 @@ async fn a_row_whose_new_identity_is_stored_already_keeps_the_old_one() {
             names,
             wanted.map(|(of, id)| stored(of, id).identity.to_string())
         );
+    }
+}
+
+#[tokio::test]
+async fn with_a_source_the_queues_that_it_read_have_its_new_name() {
+    let read = |queue: &str, at, one_lane| ReadQueue {
+        kind: "test".into(),
+        queue: queue.into(),
+        source: source(at),
+        one_lane,
+    };
+    for stores in [Stores::file(), Stores::Memory(MemoryStore::default())] {
+        let store = stores.store();
+        let before = [
+            read("q", 0, true),
+            read("both", 0, true),
+            read("both", 1, false),
+        ];
+        store.set_read_queues(before.into()).await.unwrap();
+        let (from, to) = (source(0), source(1));
+        let renamed = store.move_lanes(vec![Move::Source { from, to }]);
+        renamed.await.unwrap();
+        let after = [read("q", 1, true), read("both", 1, false)];
+        assert_eq!(store.read_queues(), after.into());
     }
 }
 

@@ -463,8 +463,45 @@ async fn r11_a_reload_that_changes_the_scope_of_lanes_is_refused_and_changes_not
         assert_eq!(refused, Err(StartError::ScopeChanged("mail".into())));
         rig.target.heal();
         eventually("it is gone", || rig.pools().len() == 1).await;
-        rig.reload(after).await;
+        // Its messages have run in the default pool since.
+        let added = rig.router.reload(after.clone()).await;
+        assert_eq!(added, of_another_scope(&after, 0));
     }
+}
+
+/// What follows when the pool `mail` comes, and keys are stored under the default pool.
+fn of_another_scope(plan: &Plan, keys: usize) -> Result<(), StartError> {
+    let pool: Arc<str> = "mail".into();
+    match plan.pools[&pool].lane_scope == plan.pools["default"].lane_scope {
+        true => Ok(()),
+        false => Err(StartError::ScopeOfDefault { pool, keys }),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn r11_no_pool_comes_whose_messages_are_stored_in_lanes_of_another_scope() {
+    for scope in [LaneScope::Source, LaneScope::Pool] {
+        let store = OddStore::new(|_| Does::Well);
+        parked_of_two(&store, LaneScope::Source, "default").await;
+        let plan = scoped(plan(&["mail"]), "mail", scope);
+        let builder = Router::builder().plan(plan.clone()).store(store);
+        let started = builder.dispatch(Target::default().dispatch()).start().await;
+        assert_eq!(started.map(drop), of_another_scope(&plan, 2));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn r11_a_paused_key_of_a_pool_that_leaves_can_be_resumed() {
+    let mut rig = Rig::new(plan(&["mail"])).await;
+    let lane = LaneName::keyed("t", "mail", "k");
+    rig.router.pause(lane.clone(), by()).await.unwrap();
+    rig.feed("k", "mail", 2);
+    let waits = || rig.router.pools().iter().any(|pool| pool.queued == 2);
+    eventually("it waits", waits).await;
+    rig.reload(plan(&[])).await;
+    assert!(rig.target.calls("k").is_empty());
+    rig.router.resume(lane, by()).await.unwrap();
+    rig.ends_in_order().await;
 }
 
 #[tokio::test(start_paused = true)]

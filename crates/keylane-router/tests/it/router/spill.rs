@@ -376,7 +376,11 @@ async fn a_key_whose_head_is_under_way_for_long_is_spilled_with_it() {
     let mut rig = Rig::new(plan(), &[]).await;
     let door = Arc::new(Semaphore::new(0));
     rig.target.set("slow", Answer::Hangs(door.clone()));
-    for _ in 0..20 {
+    rig.publish(&["slow"]);
+    let runs = || rig.router.pools()[0].in_flight == 1;
+    until("its head runs", runs).await;
+    rig.publish(&["slow"]);
+    for _ in 0..19 {
         rig.publish(&["slow", "slow", "good"]);
     }
     rig.all_delivered(&["good"]).await;
