@@ -197,6 +197,7 @@ pub(crate) fn start<S: Source>(
         addresses: Addresses::default(),
         owners: [name.clone(), any_source()].map(|source| Owner::new(source, None)),
         loans: 0,
+        asked: 0,
     };
     let no_more = takes_no_more.clone();
     tasks.spawn(async move {
@@ -716,6 +717,8 @@ struct Consume<S: Source> {
     owners: [Arc<Owner>; 2],
     /// How many loans there were.
     loans: u32,
+    /// What pools meant when the source was asked last.
+    asked: u64,
 }
 
 impl<S: Source> Consume<S> {
@@ -744,6 +747,7 @@ impl<S: Source> Consume<S> {
             let received = {
                 // Before the source looks what it may hand out.
                 let mut changed = std::pin::pin!(routes.notified());
+                (_, self.asked) = self.router.routes.moves();
                 let receiving = receive(&mut self.source, room, self.terms.as_deref());
                 let receiving = contained(receiving);
                 let mut receiving = std::pin::pin!(receiving);
@@ -920,8 +924,10 @@ impl<S: Source> Consume<S> {
         let stay = self.router.store.stay(&received.identity);
         let audit = &self.router.shared.audit;
         let ordered = self.is_ordered(&parcel);
-        // Others of its code may have started in its usual pool.
-        let scales = self.scales.as_ref().filter(|_| ordered && is_usual);
+        // Others of its code may have started in its usual pool, or the source has given it out when
+        // pools meant something else.
+        let audited = ordered && is_usual && routed == self.asked;
+        let scales = self.scales.as_ref().filter(|_| audited);
         let scale = scales.map(|scales| scales.of(audit, &pool.name, pool.codes()));
         let loan = Loan {
             identity: received.identity,
@@ -1067,6 +1073,11 @@ impl<S: Source> Consume<S> {
 
     /// Puts one message into its lane, or hands it back if there is no room.
     fn put(&self, mut arrival: Arrival, look: &mut Look) -> Option<Arrival> {
+        if self.is_fed(&arrival) {
+            arrival.delivery.counters.redelivered.one();
+            arrival.delivery.settle(Settlement::Ack);
+            return None;
+        }
         let place = arrival.place();
         let waits = look.behind.contains(&place);
         if !waits && arrival.pool.has_given_back(&arrival.delivery) {
@@ -1087,9 +1098,7 @@ impl<S: Source> Consume<S> {
             arrival.delivery.weight = None;
             return Some(arrival);
         }
-        // What is stored next needs no bytes: who has them may wait until its source has heard that.
-        let stored = self.is_stored(&arrival.pool, &arrival.delivery.lane);
-        if arrival.delivery.weight.is_none() && !stored {
+        if arrival.delivery.weight.is_none() {
             let bytes = arrival.delivery.bytes();
             match look.weigh(&arrival.pool, bytes) {
                 Some(weight) => arrival.delivery.weight = Some(weight),
@@ -1121,10 +1130,12 @@ impl<S: Source> Consume<S> {
         Some(arrival)
     }
 
-    /// Whether a lane is stored: what comes goes behind that.
-    fn is_stored(&self, pool: &Pool, lane: &LaneId) -> bool {
-        let store = &self.router.store;
-        store.parks_any() && store.parked_lane(&lane.name(&pool.name)).is_some()
+    /// Whether this came again, and is fed from the store.
+    fn is_fed(&self, arrival: &Arrival) -> bool {
+        let Arrival { pool, delivery, .. } = arrival;
+        let lane = || delivery.lane.name(&pool.name);
+        let feeders = &self.router.feeders;
+        self.router.store.parks_any() && feeders.has_fed(&lane(), &delivery.identity)
     }
 
     /// Puts a delivery into its lane, unless the lane is over and waits.
@@ -1165,7 +1176,9 @@ impl<S: Source> Consume<S> {
             true => "it has as much as it may have",
             false => "what came before it is stored",
         };
-        if over || self.is_stored(pool, &place.lane) {
+        let store = &self.router.store;
+        let stored = || store.parked_lane(&place.lane.name(&place.pool)).is_some();
+        if over || store.parks_any() && stored() {
             pool.overflow(&place.lane, Over::Spill(why.to_owned()));
         }
     }

@@ -65,7 +65,7 @@ impl Drop for Barred<'_> {
 /// The feeders there are, one for each lane at most.
 #[derive(Default)]
 pub(crate) struct Feeders {
-    by: Mutex<HashMap<LaneName, mpsc::UnboundedSender<Fed>>>,
+    by: Mutex<HashMap<LaneName, Handle>>,
     /// Notified when a feeder has ended.
     ended: Notify,
     /// Lanes that are to be moved, and not fed until they are.
@@ -73,6 +73,15 @@ pub(crate) struct Feeders {
     /// Lanes that are being stored.
     storing: Arc<Mutex<HashSet<LaneName>>>,
 }
+
+/// What others know of a feeder.
+struct Handle {
+    to: mpsc::UnboundedSender<Fed>,
+    fed: FedRows,
+}
+
+/// The messages of rows that are in their lane, or resolved and still stored.
+type FedRows = Arc<Mutex<HashSet<Identity>>>;
 
 /// A lane is being stored until this is dropped: which of its rows are under way, its feeder is told
 /// before that.
@@ -83,7 +92,7 @@ pub(crate) struct Storing {
 
 impl Drop for Storing {
     fn drop(&mut self) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.all);
         all.remove(&self.lane);
     }
 }
@@ -91,7 +100,7 @@ impl Drop for Storing {
 impl Feeders {
     /// One caller at a time for a lane.
     pub(crate) fn storing(&self, lane: &LaneName) -> Storing {
-        let mut all = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.storing);
         all.insert(lane.clone());
         Storing {
             all: self.storing.clone(),
@@ -100,7 +109,7 @@ impl Feeders {
     }
 
     fn is_being_stored(&self, lane: &LaneName) -> bool {
-        let all = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = lock(&self.storing);
         all.contains(lane)
     }
 
@@ -108,16 +117,22 @@ impl Feeders {
     pub(crate) fn start(&self, router: &Arc<Inner>, lane: &LaneName) -> mpsc::UnboundedSender<Fed> {
         let mut by = self.lock();
         if let Some(feeder) = by.get(lane) {
-            return feeder.clone();
+            return feeder.to.clone();
         }
         // Bounded by what is in the lane: each row there is told of once.
         let (to, events) = mpsc::unbounded_channel();
-        by.insert(lane.clone(), to.clone());
+        let fed = FedRows::default();
+        let handle = Handle {
+            to: to.clone(),
+            fed: fed.clone(),
+        };
+        by.insert(lane.clone(), handle);
         let feeder = Feeder {
             router: router.clone(),
             lane: lane.clone(),
             to: to.clone(),
             events,
+            fed,
             out: BTreeMap::new(),
             since: BTreeMap::new(),
             done: Vec::new(),
@@ -134,7 +149,16 @@ impl Feeders {
     /// Tells the feeder of this lane something, if there is one.
     pub(crate) fn tell(&self, lane: &LaneName, what: Fed) -> bool {
         let by = self.lock();
-        by.get(lane).is_some_and(|feeder| feeder.send(what).is_ok())
+        let feeder = by.get(lane);
+        feeder.is_some_and(|feeder| feeder.to.send(what).is_ok())
+    }
+
+    /// Whether this message is fed from the store. Then it is safe there until it is resolved: what
+    /// comes again of it is not needed, and must not wait behind it.
+    pub(crate) fn has_fed(&self, lane: &LaneName, identity: &Identity) -> bool {
+        let by = self.lock();
+        let feeder = by.get(lane);
+        feeder.is_some_and(|feeder| lock(&feeder.fed).contains(identity))
     }
 
     /// Whether this lane has a feeder: rows of it may be in memory, or resolved and still stored.
@@ -156,7 +180,7 @@ impl Feeders {
     }
 
     fn lock_barred(&self) -> MutexGuard<'_, HashSet<LaneName>> {
-        self.barred.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.barred)
     }
 
     /// Completes when a feeder ends after this was called.
@@ -164,8 +188,8 @@ impl Feeders {
         self.ended.notified()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<LaneName, mpsc::UnboundedSender<Fed>>> {
-        self.by.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<LaneName, Handle>> {
+        lock(&self.by)
     }
 }
 
@@ -175,6 +199,7 @@ struct Feeder {
     lane: LaneName,
     to: mpsc::UnboundedSender<Fed>,
     events: mpsc::UnboundedReceiver<Fed>,
+    fed: FedRows,
     /// Rows that are in the lane.
     out: BTreeMap<u64, Identity>,
     /// When rows that are not resolved were fed first: a row that left the memory is no younger
@@ -191,6 +216,10 @@ struct Feeder {
     moment: Duration,
     /// Where its rows go.
     addresses: Addresses,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A row that is resolved.
@@ -229,6 +258,7 @@ impl Feeder {
     fn note(&mut self, event: Fed) {
         match event {
             Fed::Adopted(row, identity) => {
+                lock(&self.fed).insert(identity.clone());
                 self.out.insert(row, identity);
             }
             Fed::NotBefore(at) => self.not_before = Some(at),
@@ -257,6 +287,7 @@ impl Feeder {
                 });
             }
             Settlement::Return { delay } => {
+                lock(&self.fed).remove(&identity);
                 let at = Instant::now() + delay;
                 self.not_before = self.not_before.max(Some(at));
             }
@@ -269,6 +300,10 @@ impl Feeder {
         let router = self.router.clone();
         let known = |done: &&Done| !router.is_out(&done.identity);
         let safe = self.done.iter().take_while(known).count();
+        if safe < self.done.len() {
+            // What came again may wait for room.
+            self.router.shared.room.notify_waiters();
+        }
         if safe == 0 {
             return;
         }
@@ -280,7 +315,10 @@ impl Feeder {
                 self.waits_for_store = None;
                 self.router.shared.store_trouble.works();
                 self.moment = MOMENT;
-                self.done.drain(..safe);
+                let mut fed = lock(&self.fed);
+                for done in self.done.drain(..safe) {
+                    fed.remove(&done.identity);
+                }
             }
             Err(error) => self.trouble(&error).await,
         }
@@ -416,6 +454,7 @@ impl Feeder {
             delivery.weight = Some(weight.split(delivery.bytes()));
             let since = self.since.entry(number);
             delivery.received = *since.or_insert(delivery.received);
+            lock(&self.fed).insert(identity.clone());
             self.out.insert(number, identity);
             if let Err(refused) = pool.push_row(delivery) {
                 let delay = MOMENT;

@@ -994,6 +994,7 @@ impl Handler<LaneId, Job> for Attempts {
         }
         if !self.breaker_allows(delivery) {
             self.note_held(delivery);
+            self.leaves_worker(&delivery.identity.source);
             return Gate::UntilReleased;
         }
         match self.worker_is_free(delivery) {
@@ -1131,6 +1132,9 @@ impl Attempts {
         for queued in &mut jobs {
             queued.job.sequence = queued.sequence();
         }
+        if let Some(first) = jobs.first() {
+            self.leaves_worker(&first.job.identity.source);
+        }
         let mut kept = match rescue::keeping(work(jobs)).await {
             Ok(keep) => return keep,
             Err(kept) => kept,
@@ -1205,6 +1209,15 @@ impl Attempts {
         };
         let pool = self.pool.get().cloned().unwrap_or_default();
         workers.free_or_wait(&self.name, &pool, &delivery.lane)
+    }
+
+    /// A lane does not take the worker that it may have been woken for.
+    fn leaves_worker(&self, source: &Arc<str>) {
+        let workers = self.shared.workers(source);
+        if let Some(workers) = workers.filter(|workers| workers.are_waited_for_in_vain()) {
+            // Not here: the executor is locked while it asks.
+            tokio::spawn(async move { workers.wake() });
+        }
     }
 
     /// One call of the target, and what follows from it.

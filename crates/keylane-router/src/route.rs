@@ -154,9 +154,12 @@ impl Routes {
         holding.unwrap_or_else(|| to(table.pool_for(code)))
     }
 
+    /// Whether something of the lane is in the pool or stored. That it is parked is not enough: an
+    /// operator may park it where it has nothing.
     fn has(&self, pool: &Pool, lane: &LaneId) -> bool {
+        let stored = || self.store.parked_lane(&lane.name(&pool.name));
         pool.has(lane)
-            || self.store.parks_any() && self.store.parked_lane(&lane.name(&pool.name)).is_some()
+            || self.store.parks_any() && stored().is_some_and(|stored| stored.messages > 0)
     }
 
     /// Counts what names no pool, and warns once of each name.

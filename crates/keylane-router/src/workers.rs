@@ -100,8 +100,15 @@ impl Workers {
         self.lock().waiting.get_mut(pool)?.pop()
     }
 
+    /// Whether lanes wait although a worker is free.
+    pub(crate) fn are_waited_for_in_vain(&self) -> bool {
+        let state = self.lock();
+        state.busy < self.most && !state.waiting.is_empty()
+    }
+
+    /// Wakes the next lane of each pool.
     // Not with the state locked: a pool that is woken asks for a worker at once.
-    fn wake(&self) {
+    pub(crate) fn wake(&self) {
         for (name, pool, lane) in self.next_of_each() {
             let mut lane = Some(lane);
             while lane.is_some_and(|lane| !pool.wake(&lane)) {

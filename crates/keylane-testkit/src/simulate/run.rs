@@ -24,7 +24,7 @@ use super::case::{
 };
 use super::door::Door;
 use super::machine::{SimulatedLeases, SimulatedMachine};
-use super::store::{Guarded, note_letters};
+use super::store::{Guarded, note_all};
 use super::target::{Targets, payload};
 use super::world::{Death, Event, Place, What, World};
 
@@ -275,7 +275,7 @@ impl Life {
         let db = Db::open(&outside.folder, options).map_err(|error| error.to_string())?;
         let store = db.store();
         // What the life before had written when it ended.
-        note_letters(&store, &world).await;
+        note_all(&store, &world).await;
         let guarded = Guarded {
             store: store.clone(),
             world: world.clone(),

@@ -88,6 +88,18 @@ pub(crate) async fn note_letters(store: &EmbeddedStore, world: &World) {
     }
 }
 
+/// Notes what the store has: a crash may have come between a write and its answer.
+pub(crate) async fn note_all(store: &EmbeddedStore, world: &World) {
+    note_letters(store, world).await;
+    for parked in store.parked() {
+        let rows = store.parked_rows(parked.lane, 0, i64::MAX as usize).await;
+        let rows: Vec<Stored> = rows.into_iter().flatten().map(|row| row.message).collect();
+        if world.is_open() {
+            stored(numbers(&rows), Place::Parked)(world);
+        }
+    }
+}
+
 impl Store for Guarded {
     fn stay(&self, identity: &Identity) -> Stay {
         self.store.stay(identity)
