@@ -4,6 +4,7 @@ use std::env;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc;
 use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::brokers::{self, keeper::Kept};
 use crate::process::{cargo, patient_cargo, run_seeing};
@@ -78,6 +79,7 @@ fn beside(begun: &mpsc::Receiver<()>) -> (Report, Tally) {
     report.step("docs", docs);
     report.step("doc tests", || doc_tests(&mut tally));
     report.step("package", package);
+    report.step("simulation", simulation);
     (report, tally)
 }
 
@@ -162,6 +164,15 @@ pub(crate) fn write_docs() -> Result<Answer> {
         Verdict::Ok => Answer::Good,
         _ => Answer::Bad,
     })
+}
+
+/// Fresh seeds of the simulator for two minutes; it prints which. In the build of the tests.
+fn simulation() -> Result<Verdict> {
+    let from = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let mut simulate = patient_cargo();
+    simulate.args(["run", "--quiet", "--package", "keylane-testkit"]);
+    simulate.args(["--bin", "simulate", "--", "--minutes", "2"]);
+    verdict(simulate.args(["--from", &from.to_string()]))
 }
 
 /// Packs the crate that strangers depend on and builds it from the package alone.

@@ -1,7 +1,7 @@
 //! Lanes that wait for the breaker of an origin, and who wakes them.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -26,13 +26,13 @@ struct State {
     /// and again after this, if none of them took the chance.
     again: Duration,
     /// By origin; none of them is empty.
-    lines: HashMap<Arc<str>, Line>,
+    lines: BTreeMap<Arc<str>, Line>,
     /// How many places the lanes of a pool have in them.
     of_pool: HashMap<usize, usize>,
     /// How often a lane came to wait: what waiting costs.
     held: u64,
     /// When origins are to be probed.
-    due: HashMap<Arc<str>, Instant>,
+    due: BTreeMap<Arc<str>, Instant>,
 }
 
 /// A lane that waits.
@@ -110,10 +110,10 @@ impl BreakerWaits {
         let state = State {
             probes: plan.probes.get(),
             again: again(plan),
-            lines: HashMap::new(),
+            lines: BTreeMap::new(),
             of_pool: HashMap::new(),
             held: 0,
-            due: HashMap::new(),
+            due: BTreeMap::new(),
         };
         Self {
             state: Mutex::new(state),

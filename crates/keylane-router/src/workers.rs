@@ -1,6 +1,6 @@
 //! How many attempts of one source run at once, whatever the pools they run in allow.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -20,7 +20,7 @@ struct State {
     closed: bool,
     /// The lanes that wait, by pool: when a worker is free each pool may send one, because only the
     /// pool knows whether it has a permit.
-    waiting: HashMap<Arc<str>, Waiting>,
+    waiting: BTreeMap<Arc<str>, Waiting>,
 }
 
 struct Waiting {

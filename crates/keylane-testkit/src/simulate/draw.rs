@@ -89,7 +89,7 @@ impl Draw {
             return BreakerCase::default();
         }
         BreakerCase {
-            failures: *self.chance.pick(&[0.2, 0.5, 1.0]),
+            failures: *self.chance.pick(&[0.0, 0.2, 0.5, 1.0]),
             window: *self.chance.pick(&[5, 8, 20]),
             min_lanes: *self.chance.pick(&[1, 2, 5]),
             open: *self.chance.pick(&[100, 1_000, 5_000]),
