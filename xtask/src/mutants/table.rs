@@ -31,6 +31,8 @@ const PERMITS: &str = "crates/keylane/src/permits.rs";
 const RT: &str = "crates/keylane/src/rt.rs";
 
 const POOL: &str = "crates/keylane-router/src/pool.rs";
+const GONE_BACK: &str = "crates/keylane-router/src/gone_back.rs";
+const FEED: &str = "crates/keylane-router/src/feed.rs";
 const PROCESS: &str = "crates/keylane-router/src/process.rs";
 const AUDIT: &str = "crates/keylane-router/src/audit.rs";
 const CONSUME: &str = "crates/keylane-router/src/consume.rs";
@@ -63,6 +65,22 @@ const EMBEDDED: TestRun = TestRun {
     package: "keylane-router",
     target: &["--test", "it"],
     filter: "embedded::",
+    env: &[],
+};
+
+/// The self-audit's plain data.
+const AUDIT_ALONE: TestRun = TestRun {
+    package: "keylane-router",
+    target: &["--lib"],
+    filter: "audit::",
+    env: &[],
+};
+
+/// The scenarios that the simulator found.
+const SIMULATED: TestRun = TestRun {
+    package: "keylane-testkit",
+    target: &["--test", "it"],
+    filter: "every_scenario_keeps_all_promises",
     env: &[],
 };
 
@@ -871,8 +889,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "a-full-lane-stops-its-batch",
         invariant: "R9",
         file: CONSUME,
-        find: "        if look.behind.contains(&place) {\n            return Some(arrival);",
-        replace: "        if !look.behind.is_empty() {\n            return Some(arrival);",
+        find: "        let waits = look.behind.contains(&place);\n",
+        replace: "        let waits = !look.behind.is_empty();\n",
         test: ROUTED_ROOM,
     },
     Mutation {
@@ -894,10 +912,146 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "what-waits-for-room-stays-when-its-lane-goes-back",
         invariant: "R5",
-        file: POOL,
-        find: "            if let Some(batch) = batch.filter(goes).filter(|_| ordered != Some(false)) {\n",
-        replace: "            if let Some(batch) = batch.filter(goes).filter(|batch| *batch == of_source[0].batch) {\n",
+        file: GONE_BACK,
+        find: "            let last = end.window.goes_back(&loans);\n",
+        replace: "            end.window.goes_back(&loans);\n            let last = of_source[0].batch;\n",
         test: ROUTED_ROOM,
+    },
+    Mutation {
+        name: "followers-of-an-older-batch-start",
+        invariant: "R5",
+        file: GONE_BACK,
+        find: "            true => delivery.batch <= tail.last,\n",
+        replace: "            true => false,\n",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "limits-of-before-the-wait",
+        invariant: "R11",
+        file: POOL,
+        find: "let outdated = !Arc::ptr_eq(&plan, &current(&self.plan));",
+        replace: "let outdated = false;",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "feeder-of-a-leaving-pool-waits-on",
+        invariant: "R17",
+        file: ROUTER,
+        find: "            self.feeders.tell(lane, Fed::LookAgain);\n",
+        replace: "            let _ = (lane, Fed::LookAgain);\n",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "paused-key-of-a-leaving-pool-stays",
+        invariant: "R17",
+        file: VERBS,
+        find: "        if let Some(pool) = self.inner.routes.find(&lane.pool) {\n",
+        replace: "        if let Some(pool) = self.inner.routes.pool(&lane.pool) {\n",
+        test: MOVES,
+    },
+    Mutation {
+        name: "room-is-made-at-once",
+        invariant: "R17",
+        file: POOL,
+        find: "(_, true) => plan.return_delay.max(OVER_FOR),",
+        replace: "(_, true) => plan.return_delay,",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "returns-hammer-the-target",
+        invariant: "R8",
+        file: POOL,
+        find: "(true, false) => plan.return_delay.max(plan.retry.initial),",
+        replace: "(true, false) => plan.return_delay,",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "half-renamed-source",
+        invariant: "R6",
+        file: STORES,
+        find: "        \"UPDATE OR IGNORE read_queues SET source = ?2 WHERE source = ?1\",\n",
+        replace: "",
+        test: STORED_MOVES,
+    },
+    Mutation {
+        name: "pool-of-another-scope-comes",
+        invariant: "R11",
+        file: ROUTER,
+        find: "if self.routes.pool(&name).is_none() && after.lane_scope != default {",
+        replace: "if false && after.lane_scope != default {",
+        test: MOVES,
+    },
+    Mutation {
+        name: "start-with-a-pool-of-another-scope",
+        invariant: "R11",
+        file: ROUTER,
+        find: "follow.find(|name| scope_of(name) != scope_of(DEFAULT))",
+        replace: "follow.find(|name| false && scope_of(name) != scope_of(DEFAULT))",
+        test: MOVES,
+    },
+    Mutation {
+        name: "removed-pool-cuts-the-connection",
+        invariant: "R11",
+        file: ROUTER,
+        find: "takes_back: returns ||",
+        replace: "takes_back: features.ordered_return ||",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "waits-in-one-pool-only",
+        invariant: "R11",
+        file: CONSUME,
+        find: "            look.behind.extend([place, arrival.place()]);\n            // Those",
+        replace: "            look.behind.insert(place);\n            // Those",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "what-is-fed-waits-behind-itself",
+        invariant: "R17",
+        file: CONSUME,
+        find: "        if self.is_fed(&arrival) {\n",
+        replace: "        if false && self.is_fed(&arrival) {\n",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "what-is-fed-is-not-looked-at-again",
+        invariant: "R17",
+        file: FEED,
+        find: "        if safe < self.done.len() {\n",
+        replace: "        if false && safe < self.done.len() {\n",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "worker-is-left-to-nobody",
+        invariant: "R17",
+        file: POOL,
+        find: "            self.leaves_worker(&delivery.identity.source);\n            return Gate",
+        replace: "            return Gate",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "parked-lane-attracts",
+        invariant: "R11",
+        file: ROUTE,
+        find: "stored().is_some_and(|stored| stored.messages > 0)",
+        replace: "stored().is_some()",
+        test: SIMULATED,
+    },
+    Mutation {
+        name: "earlier-rows-are-judged-like-others",
+        invariant: "R1",
+        file: AUDIT,
+        find: "        if start == Start::Earlier {\n            self.given_from",
+        replace: "        if false && start == Start::Earlier {\n            self.given_from",
+        test: AUDIT_ALONE,
+    },
+    Mutation {
+        name: "batches-from-before-a-reload-are-judged",
+        invariant: "R1",
+        file: CONSUME,
+        find: "let audited = ordered && is_usual && routed == self.asked;",
+        replace: "let audited = ordered && is_usual;",
+        test: SIMULATED,
     },
     Mutation {
         name: "settlements-wait-for-another-lane",
@@ -1095,8 +1249,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "new-route-at-once",
         invariant: "R11",
         file: ROUTE,
-        find: "            if self.has(pool, &lane) {\n",
-        replace: "            if false && self.has(pool, &lane) {\n",
+        find: "may_hold.find(|to| self.has(",
+        replace: "may_hold.find(|to| false && self.has(",
         test: ROUTED,
     },
     Mutation {
@@ -1255,8 +1409,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "new-pool-has-a-way-of-its-own-at-once",
         invariant: "R11",
         file: ROUTER,
-        find: "true => named.intersection(&known).cloned().collect(),",
-        replace: "true => named.clone(),",
+        find: "_ => named.intersection(&known).cloned().collect(),",
+        replace: "_ => named.clone(),",
         test: ROUTED,
     },
     Mutation {
@@ -2319,8 +2473,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "lost-turn-leaves-its-lender-in-keeping",
         invariant: "R6",
         file: POOL,
-        find: "            if let Some(lent) = lent {\n                self.overflowing.take_back(&mut delivery, lent).await;\n            }\n            return self.lost_turn(delivery);",
-        replace: "            return self.lost_turn(delivery);",
+        find: "            if let Some(lent) = lent {\n                self.overflowing.take_back(&mut delivery, lent).await;\n            }\n            if delivery.is_lost() {\n",
+        replace: "            if delivery.is_lost() {\n",
         test: CONFORMS,
     },
     Mutation {
@@ -2391,8 +2545,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "lost-before-its-call-is-not-taken-back",
         invariant: "R6",
         file: POOL,
-        find: "        if delivery.is_lost() {\n            drop(call);\n            if let Some(lent) = lent {\n",
-        replace: "        if delivery.is_lost() {\n            drop(call);\n            if let Some(lent) = lent.filter(|_| false) {\n",
+        find: "        if outdated || delivery.is_lost() {\n            drop(call);\n            if let Some(lent) = lent {\n",
+        replace: "        if outdated || delivery.is_lost() {\n            drop(call);\n            if let Some(lent) = lent.filter(|_| false) {\n",
         test: LEASES,
     },
     Mutation {
