@@ -886,13 +886,16 @@ impl<S: Source> Consume<S> {
         let lane_of = |scope| self.lane(scope, &parcel, id, given);
         let code = parcel.address.pool.as_ref();
         let routes = &self.router.routes;
-        routes.note(code, &self.router.counters);
-        let (_, routed) = routes.moves();
         let Routed {
             pool,
             lane,
             is_usual,
+            is_unknown,
+            generation: routed,
         } = routes.route(code, lane_of);
+        if let Some(code) = code.filter(|_| is_unknown) {
+            routes.note_unknown(code, &self.router.counters);
+        }
         if let Some(key) = &parcel.key {
             self.warn_of_two_pools(key, &pool.name);
         }

@@ -76,7 +76,8 @@ pub struct PoolPlan {
     pub byte_budget: u64,
     /// A larger message is a dead letter.
     pub max_message: u64,
-    /// When a returned message may come again.
+    /// When a returned message may come again: not before the first hold of a retry, and not before a
+    /// second if it makes room for others.
     pub return_delay: Duration,
     /// The longest hold for "busy" and "not yet".
     pub busy_max: Duration,

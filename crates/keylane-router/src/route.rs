@@ -48,6 +48,10 @@ pub(crate) struct Routed {
     /// The pool is the one that messages with this code go to now, not one where the key still has
     /// something.
     pub(crate) is_usual: bool,
+    /// Its code names no pool.
+    pub(crate) is_unknown: bool,
+    /// Another one after each change of where messages go.
+    pub(crate) generation: u64,
 }
 
 /// A removed pool.
@@ -148,6 +152,8 @@ impl Routes {
             pool: pool.clone(),
             lane: lane(pool.plan().lane_scope),
             is_usual: Arc::ptr_eq(pool, table.pool_for(code)),
+            is_unknown: !table.active.contains_key(code),
+            generation: table.generation,
         };
         let mut may_hold = table.may_hold(code).map(to);
         let holding = may_hold.find(|to| self.has(&to.pool, &to.lane));
@@ -162,11 +168,8 @@ impl Routes {
             || self.store.parks_any() && stored().is_some_and(|stored| stored.messages > 0)
     }
 
-    /// Counts what names no pool, and warns once of each name.
-    pub(crate) fn note(&self, code: Option<&Arc<str>>, counted: &Registry) {
-        let Some(code) = code.filter(|code| !self.table().active.contains_key(*code)) else {
-            return;
-        };
+    /// Counts a message that names no pool, and warns once of each name.
+    pub(crate) fn note_unknown(&self, code: &Arc<str>, counted: &Registry) {
         counted.unknown_pool.one();
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         // Bounded: publishers choose these names.
