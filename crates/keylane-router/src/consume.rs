@@ -108,6 +108,10 @@ impl Consumer {
     pub(crate) fn is_out(&self, id: &BrokerId) -> bool {
         self.held.is_out(id)
     }
+
+    pub(crate) fn has_something_out(&self) -> bool {
+        !self.held.is_empty()
+    }
 }
 
 /// Starts to take messages from a source.
@@ -259,6 +263,7 @@ impl<R> Out<R> {
 trait HeldIds: Send + Sync {
     fn add_held<'a>(&self, ids: &HashSet<&'a str>, to: &mut HashSet<&'a str>);
     fn is_out(&self, id: &BrokerId) -> bool;
+    fn is_empty(&self) -> bool;
 }
 
 impl<R: Clone + Send> HeldIds for Held<R> {
@@ -272,6 +277,10 @@ impl<R: Clone + Send> HeldIds for Held<R> {
 
     fn is_out(&self, id: &BrokerId) -> bool {
         self.lock().table.contains_key(id)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lock().table.is_empty()
     }
 }
 

@@ -1359,11 +1359,14 @@ impl Inner {
         self.consumers().values().cloned().collect()
     }
 
-    /// Whether nothing is held, under way or being settled.
+    /// Whether nothing is held, under way or being settled. What a source has given may be in no
+    /// pool yet.
     pub(crate) fn is_empty(&self) -> bool {
-        let settling = |consumer: &Arc<Consumer>| consumer.stage.settling().is_some();
+        let busy = |consumer: &Arc<Consumer>| {
+            consumer.stage.settling().is_some() || consumer.has_something_out()
+        };
         self.routes.pools().iter().all(|pool| pool.is_empty())
-            && !self.consumers().values().any(settling)
+            && !self.consumers().values().any(busy)
     }
 
     /// A body as a message to be kept beside it, and what is to be done with that. From then on it is

@@ -369,14 +369,18 @@ fn source_text(
     ))
 }
 
-/// Why a source that waits for room in a lane waits in vain; `None` where the lane is full, and waits
-/// by design or makes progress.
+/// Why a source that waits for room or bytes waits in vain; `None` where there is none, and waits by
+/// design or makes progress.
 fn not_woken(source: &Consumer, blocked: &Blocked, pools: &[Arc<Pool>]) -> Option<&'static str> {
-    let Blocked::Lane(pool, lane, bytes) = blocked else {
+    let (Blocked::Lane(name, ..) | Blocked::Bytes(name)) = blocked else {
         return None;
     };
-    let Some(pool) = pools.iter().find(|known| known.name == *pool) else {
+    let Some(pool) = pools.iter().find(|known| known.name == *name) else {
         return Some("the pool is gone, and the message was not sent elsewhere");
+    };
+    let Blocked::Lane(_, lane, bytes) = blocked else {
+        let text = "the pool has nothing that would give bytes back";
+        return pool.is_empty().then_some(text);
     };
     let most = most_of(pool, lane, source.plan.window, false);
     if pool.has_room(lane, &source.name, *bytes, most) {

@@ -1001,8 +1001,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "waits-in-one-pool-only",
         invariant: "R11",
         file: CONSUME,
-        find: "            look.behind.extend([place, arrival.place()]);\n            // Those",
-        replace: "            look.behind.insert(place);\n            // Those",
+        find: "        if moves || arrival.routed != generation {\n",
+        replace: "        if !waits && (moves || arrival.routed != generation) {\n",
         test: SIMULATED,
     },
     Mutation {
@@ -1025,8 +1025,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "worker-is-left-to-nobody",
         invariant: "R17",
         file: POOL,
-        find: "            self.leaves_worker(&delivery.identity.source);\n            return Gate",
-        replace: "            return Gate",
+        find: "workers.filter(|workers| workers.are_waited_for_in_vain())",
+        replace: "workers.filter(|_| false)",
         test: SIMULATED,
     },
     Mutation {
