@@ -1046,14 +1046,6 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         test: AUDIT_ALONE,
     },
     Mutation {
-        name: "batches-from-before-a-reload-are-judged",
-        invariant: "R1",
-        file: CONSUME,
-        find: "let audited = ordered && is_usual && routed == self.asked;",
-        replace: "let audited = ordered && is_usual;",
-        test: SIMULATED,
-    },
-    Mutation {
         name: "settlements-wait-for-another-lane",
         invariant: "R9",
         file: CONSUME,
