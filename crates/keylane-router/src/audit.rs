@@ -11,9 +11,9 @@
 //! * A message that was started before may start again at any time: its lease was lost, it was
 //!   returned, it is a retry. What comes from a store is in its place among the others and judged
 //!   like them.
-//! * What an earlier process stored was given by the source then, and so was what is before it. That
-//!   may come again, and is not reported. Among each other these follow the store, which may have
-//!   got them from several pools; what is newer comes behind them.
+//! * A row of an earlier process says that the source gave that process everything up to its
+//!   position. Redeliveries from there are not reported. Rows of an earlier process are not compared
+//!   with each other, as they may be of several pools, but with the fresh messages behind them.
 //! * Where several of a lane may run at once, or order is promised per batch only, nothing is
 //!   judged, nor later anything that may have been waiting then.
 
@@ -76,7 +76,7 @@ pub(crate) struct Line<'a> {
 pub(crate) enum Start {
     /// The first attempt, as far as the router knows.
     First,
-    /// That of a message that was in the store before this process.
+    /// The first attempt here of a row that an earlier process stored.
     Earlier,
     /// It was tried before: known from now on, not judged.
     Again,
@@ -153,7 +153,7 @@ struct Place {
     furthest: u64,
     /// Nothing before this position is judged: it may have been started unseen.
     judged_from: u64,
-    /// What the source gives from before this position, it gave before.
+    /// The source gave everything before this position to an earlier process.
     given_from: u64,
     /// The furthest starts but those of [`Start::Earlier`], lowest first; the rest is not used.
     recent: [u64; REMEMBERED],

@@ -242,7 +242,7 @@ struct Out<R> {
     table: Map<BrokerId, Entry<R>>,
     /// Which lanes have how much of it.
     shares: Shares,
-    /// The newest one.
+    /// The newest batch.
     batch: BatchId,
 }
 
@@ -726,7 +726,7 @@ struct Consume<S: Source> {
     owners: [Arc<Owner>; 2],
     /// How many loans there were.
     loans: u32,
-    /// What pools meant when the source was asked last.
+    /// The table of routes at the last call of `receive`.
     asked: u64,
 }
 
@@ -756,7 +756,7 @@ impl<S: Source> Consume<S> {
             let received = {
                 // Before the source looks what it may hand out.
                 let mut changed = std::pin::pin!(routes.notified());
-                (_, self.asked) = self.router.routes.moves();
+                self.asked = self.router.routes.generation();
                 let receiving = receive(&mut self.source, room, self.terms.as_deref());
                 let receiving = contained(receiving);
                 let mut receiving = std::pin::pin!(receiving);
@@ -936,8 +936,8 @@ impl<S: Source> Consume<S> {
         let stay = self.router.store.stay(&received.identity);
         let audit = &self.router.shared.audit;
         let ordered = self.is_ordered(&parcel);
-        // Others of its code may have started in its usual pool, or the source has given it out when
-        // pools meant something else.
+        // Its predecessors may have started in another pool, or the source handed it out before the
+        // pools changed.
         let audited = ordered && is_usual && routed == self.asked;
         let scales = self.scales.as_ref().filter(|_| audited);
         let scale = scales.map(|scales| scales.of(audit, &pool.name, pool.codes()));
@@ -1064,7 +1064,7 @@ impl<S: Source> Consume<S> {
                 true => self.stage.block(blocked),
                 false => self.stage.block_on(blocked),
             }
-            // What nobody could use is given back before others ask.
+            // Nobody could use it: others may ask for these bytes.
             look.granted = None;
             for (pool, bytes) in look.without_bytes {
                 if !weighing.iter().any(|one| one.pool.name == pool.name) {
@@ -1098,13 +1098,12 @@ impl<S: Source> Consume<S> {
             pool.follow_back(delivery, &self.router.shared);
             return None;
         }
-        let (moves, generation) = look.routes;
-        if moves || arrival.routed != generation {
+        if look.moves || arrival.routed != look.generation {
             self.route_again(&mut arrival);
-            arrival.routed = generation;
+            arrival.routed = look.generation;
         }
         if waits || look.behind.contains(&arrival.place()) {
-            // What follows it may be on its way to either.
+            // Its followers may be on their way to either.
             look.behind.extend([place, arrival.place()]);
             // Those before it may wait for its bytes.
             arrival.delivery.weight = None;
@@ -1142,7 +1141,7 @@ impl<S: Source> Consume<S> {
         Some(arrival)
     }
 
-    /// Whether this came again, and is fed from the store.
+    /// Whether this is a redelivery of a message that is fed from the store.
     fn is_fed(&self, arrival: &Arrival) -> bool {
         let Arrival { pool, delivery, .. } = arrival;
         let lane = || delivery.lane.name(&pool.name);
@@ -1224,7 +1223,7 @@ impl<S: Source> Consume<S> {
 struct Arrival {
     pool: Arc<Pool>,
     delivery: Box<Delivery>,
-    /// When it was asked where it goes.
+    /// The table of routes that said where it goes.
     routed: u64,
 }
 
@@ -1239,9 +1238,10 @@ impl Arrival {
 
 /// One look at all messages that are to be put into their lanes.
 struct Look {
-    /// Whether keys may have something unresolved in another pool than their messages name, and
-    /// since which change.
-    routes: (bool, u64),
+    /// Keys may have something unresolved in another pool than their messages name.
+    moves: bool,
+    /// The table of routes that is asked. Read first: a later change is found by the next look.
+    generation: u64,
     /// All messages of the source are in one lane.
     one_lane: bool,
     /// Lanes that messages wait for, in the order in which they came.
@@ -1258,8 +1258,10 @@ struct Look {
 
 impl Look {
     fn new<R: Clone>(router: &Inner, held: &Held<R>, granted: Option<(Arc<Pool>, Weight)>) -> Self {
+        let generation = router.routes.generation();
         Self {
-            routes: router.routes.moves(),
+            moves: router.routes.moves(),
+            generation,
             one_lane: held.lock().shares.is_one_lane(),
             behind: HashSet::new(),
             without_bytes: Vec::new(),

@@ -115,8 +115,8 @@ impl std::fmt::Debug for SourceEnd {
 /// The window of a source, told how its lanes fare.
 pub(crate) trait Window: Send + Sync {
     /// These messages go back to the source, all at one moment: one that comes again from then on is
-    /// a new one. Returns the newest batch: what it and those before have of the lane came before that
-    /// moment, and goes back too.
+    /// a new one. Returns the newest batch: messages of the lane from it or an earlier one arrived
+    /// before that moment, and go back too.
     fn goes_back(&self, messages: &[(&BrokerId, u32)]) -> BatchId;
     /// The head of this lane is held.
     fn hold(&self, place: &Place);
@@ -181,7 +181,7 @@ pub(crate) struct Delivery {
 pub(crate) enum Origin {
     Source,
     Store,
-    /// It was stored by an earlier process.
+    /// An earlier process stored it.
     EarlierStore,
 }
 

@@ -2,7 +2,7 @@
 //! order, until it is empty.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::futures::Notified;
@@ -13,6 +13,7 @@ use crate::blocked::BlockedHead;
 use crate::delivery::{Delivery, Lender, Loan, Origin, Row, Settled, Settlement};
 use crate::fault;
 use crate::lane::LaneId;
+use crate::lock;
 use crate::message::Identity;
 use crate::parcel::Addresses;
 use crate::pool::Pool;
@@ -74,7 +75,7 @@ pub(crate) struct Feeders {
     storing: Arc<Mutex<HashSet<LaneName>>>,
 }
 
-/// What others know of a feeder.
+/// A feeder, as others see it.
 struct Handle {
     to: mpsc::UnboundedSender<Fed>,
     fed: FedRows,
@@ -153,8 +154,8 @@ impl Feeders {
         feeder.is_some_and(|feeder| feeder.to.send(what).is_ok())
     }
 
-    /// Whether this message is fed from the store. Then it is safe there until it is resolved: what
-    /// comes again of it is not needed, and must not wait behind it.
+    /// Whether this message is fed from the store. It is safe there until it is resolved: a redelivery
+    /// of it is not needed, and must not wait behind it.
     pub(crate) fn has_fed(&self, lane: &LaneName, identity: &Identity) -> bool {
         let by = self.lock();
         let feeder = by.get(lane);
@@ -216,10 +217,6 @@ struct Feeder {
     moment: Duration,
     /// Where its rows go.
     addresses: Addresses,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A row that is resolved.
@@ -301,7 +298,7 @@ impl Feeder {
         let known = |done: &&Done| !router.is_out(&done.identity);
         let safe = self.done.iter().take_while(known).count();
         if safe < self.done.len() {
-            // What came again may wait for room.
+            // Redelivered messages may wait for room.
             self.router.shared.room.notify_waiters();
         }
         if safe == 0 {
@@ -422,7 +419,7 @@ impl Feeder {
                     self.moment = (self.moment * 2).min(LONGEST_MOMENT);
                 }
             }
-            // Who has the bytes may wait until what was fed before is forgotten.
+            // The owners of the bytes may wait until resolved rows are forgotten.
             self.forget_done().await;
             if !self.is_wanted() {
                 return;

@@ -1,5 +1,5 @@
-//! Which lanes went back to their source: what had come by then and was on its way to them goes
-//! back, too (R5).
+//! Lanes that went back to their source: messages that had arrived by then and were on their way to
+//! them go back, too (R5).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,22 +14,22 @@ use crate::source::BatchId;
 #[derive(Debug, Default)]
 pub(crate) struct GoneBack(Mutex<HashMap<(LaneId, Arc<str>), Tail>>);
 
-/// What follows.
+/// The messages that go back behind a lane.
 #[derive(Debug)]
 struct Tail {
-    /// The batches of another consumer have nothing to do with those of this one.
+    /// Their consumer: batches of different consumers cannot be compared.
     of: Weak<SourceEnd>,
     /// The newest batch when it went back.
     last: BatchId,
-    /// Batches before that one follow too.
+    /// Earlier batches follow too.
     all: bool,
 }
 
 impl GoneBack {
     /// These messages of a lane go back, all of a source at one moment: if the first comes again
-    /// before the others are settled, none of them is taken for one that is still here. What has
-    /// come by then and is on its way to the lane follows; with `only`, if it is of the newest batch
-    /// and that is one of these.
+    /// before the others are settled, none of them is taken for one that is still here. Messages that
+    /// arrived by then and are on their way to the lane follow; with `only`, those of the newest
+    /// batch, if it is listed there.
     pub(crate) fn go_back<'a>(
         &self,
         jobs: impl Iterator<Item = &'a Delivery>,

@@ -75,3 +75,10 @@ pub use verbs::{By, VerbError};
 fn size_of_result<A, R>(_: impl FnOnce(A) -> R) -> usize {
     size_of::<R>()
 }
+
+/// Locks, also after a panic of a previous owner.
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

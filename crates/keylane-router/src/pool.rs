@@ -53,7 +53,7 @@ use crate::weight::{Weight, Weights};
 use crate::wishes::Wishes;
 use crate::workers::Workers;
 
-/// What goes back to make room goes for so long at least, or it would be received again at once.
+/// The shortest delay of messages that go back to make room: without one they are received at once.
 const OVER_FOR: Duration = Duration::from_secs(1);
 
 /// The longest wait between two tries to write to a store.
@@ -274,15 +274,15 @@ impl Shared {
         }
     }
 
-    /// Whether the position of a message can be compared with those of what arrives in this pool
-    /// now.
+    /// Whether the position of a message can be compared with those of messages that arrive in this
+    /// pool now.
     pub(crate) fn is_in_scale(&self, delivery: &Delivery, pool: &Pool) -> bool {
         let router = self.router.get().and_then(Weak::upgrade);
         let of = &delivery.identity.source;
         router.is_some_and(|router| router.scale_of(of, pool) == delivery.scale)
     }
 
-    /// It goes back to its source, or stays in the store.
+    /// Returns a message to its source, or leaves it in the store.
     fn return_one(&self, pool: &str, delivery: Job, delay: Duration) {
         if !delivery.is_stored() {
             self.note(&delivery, EventKind::Return, "returned");
@@ -316,7 +316,7 @@ pub(crate) struct Pool {
     executor: PoolExecutor,
     unsettled: Arc<Unsettled>,
     overflowing: Arc<Overflowing>,
-    /// Lanes that went back while their batch was put into its lanes.
+    /// Lanes that went back lately.
     gone_back: Arc<GoneBack>,
     /// Bytes of bodies that are here.
     weights: Arc<Weights>,
@@ -332,7 +332,7 @@ pub(crate) struct Pool {
     runs: Arc<Runs>,
     /// How often messages that name another pool began to come here.
     codes: AtomicU64,
-    /// When it was so last.
+    /// The time of the last change of `codes`.
     codes_since: Mutex<Option<SystemTime>>,
 }
 
@@ -471,7 +471,7 @@ impl Pool {
         self.codes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// When that was so last.
+    /// The time of the last change of [`Self::codes`].
     pub(crate) fn codes_since(&self) -> Option<SystemTime> {
         *self
             .codes_since
@@ -602,12 +602,12 @@ impl Pool {
         self.overflowing.row_moved(lane);
     }
 
-    /// Whether what was ahead of this message in its batch and lane has gone back to its source.
+    /// Whether this message arrived before messages ahead of it in its lane went back.
     pub(crate) fn has_given_back(&self, delivery: &Delivery) -> bool {
         self.gone_back.includes(delivery)
     }
 
-    /// It follows what has gone back, from where it waits for room.
+    /// Sends a message that waits for room after those of its lane that went back.
     pub(crate) fn follow_back(&self, delivery: Box<Delivery>, shared: &Shared) {
         let one = std::iter::once(&*delivery);
         self.gone_back.go_back(one, None, shared);
@@ -976,7 +976,7 @@ pub(crate) struct Attempts {
     blocked: Arc<Blocked>,
     runs: Arc<Runs>,
     pub(crate) overflowing: Arc<Overflowing>,
-    /// Lanes that went back while their batch was put into its lanes.
+    /// Lanes that went back lately.
     gone_back: Arc<GoneBack>,
     returns_logged: LogLimit,
 }
@@ -1173,7 +1173,7 @@ impl Attempts {
         }
     }
 
-    /// Whether what was ahead of this message in its batch and lane has gone back to its source.
+    /// Whether this message arrived before messages ahead of it in its lane went back.
     fn follows_what_went_back(&self, delivery: &Delivery) -> bool {
         !delivery.is_stored()
             && *delivery.fate() != Fate::Delivered
@@ -1211,11 +1211,11 @@ impl Attempts {
         workers.free_or_wait(&self.name, &pool, &delivery.lane)
     }
 
-    /// A lane does not take the worker that it may have been woken for.
+    /// Passes on the worker that a lane may have been woken for and does not take.
     fn leaves_worker(&self, source: &Arc<str>) {
         let workers = self.shared.workers(source);
         if let Some(workers) = workers.filter(|workers| workers.are_waited_for_in_vain()) {
-            // Not here: the executor is locked while it asks.
+            // In a task: the executor calls the gate under its lock.
             tokio::spawn(async move { workers.wake() });
         }
     }
@@ -1245,7 +1245,7 @@ impl Attempts {
                 counted
             }
         });
-        // Its limits may be others since it waited.
+        // A reload may have changed its limits while it waited.
         let outdated = !Arc::ptr_eq(&plan, &current(&self.plan));
         if outdated || delivery.is_lost() {
             drop(call);

@@ -37,7 +37,7 @@ struct Table {
     codes: Arc<PoolCodes>,
     /// The pools behind each name in `codes`.
     groups: BTreeMap<Arc<str>, Vec<Arc<Pool>>>,
-    /// Another one after each change.
+    /// Counts the changes.
     generation: u64,
 }
 
@@ -45,12 +45,11 @@ struct Table {
 pub(crate) struct Routed {
     pub(crate) pool: Arc<Pool>,
     pub(crate) lane: LaneId,
-    /// The pool is the one that messages with this code go to now, not one where the key still has
-    /// something.
+    /// Messages with this code go to this pool now; otherwise the key still has something there.
     pub(crate) is_usual: bool,
-    /// Its code names no pool.
+    /// The message names no configured pool.
     pub(crate) is_unknown: bool,
-    /// Another one after each change of where messages go.
+    /// The table that was asked: [`Routes::generation`].
     pub(crate) generation: u64,
 }
 
@@ -160,8 +159,8 @@ impl Routes {
         holding.unwrap_or_else(|| to(table.pool_for(code)))
     }
 
-    /// Whether something of the lane is in the pool or stored. That it is parked is not enough: an
-    /// operator may park it where it has nothing.
+    /// Whether something of the lane is in the pool or stored. An operator may park a lane that has
+    /// nothing: being parked is not enough.
     fn has(&self, pool: &Pool, lane: &LaneId) -> bool {
         let stored = || self.store.parked_lane(&lane.name(&pool.name));
         pool.has(lane)
@@ -206,12 +205,15 @@ impl Routes {
         capacities.min().unwrap_or(usize::MAX)
     }
 
-    /// Whether keys may have something unresolved elsewhere than where their messages go now; and
-    /// a number that is another one after each change of where they go.
-    pub(crate) fn moves(&self) -> (bool, u64) {
+    /// Whether keys may have something unresolved elsewhere than where their messages go now.
+    pub(crate) fn moves(&self) -> bool {
         let table = self.table();
-        let moves = !table.leaving.is_empty() || !table.in_default.is_empty();
-        (moves, table.generation)
+        !table.leaving.is_empty() || !table.in_default.is_empty()
+    }
+
+    /// Counts the changes of where messages go.
+    pub(crate) fn generation(&self) -> u64 {
+        self.table().generation
     }
 
     /// All pools that may hold something.

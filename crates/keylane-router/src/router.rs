@@ -170,18 +170,18 @@ pub enum StartError {
         "pool `{0}`: lane_scope cannot change while the router runs; set it back, or restart with the new value: what is stored moves then"
     )]
     ScopeChanged(Arc<str>),
-    /// What is in the default pool of messages that name this pool is in lanes of that scope.
+    /// Messages that name this pool are in lanes of another scope in the default pool.
     #[error(
-        "pool `{pool}`: its messages ran in pool `default` until now, whose lane_scope is another one{}",
+        "pool `{pool}`: lane_scope differs from that of pool `default`, where its messages ran until now; give both the same value{}",
         match .keys {
-            0 => "; give both the same, or restart".to_owned(),
-            keys => format!(", and {keys} keys are stored there; give both the same until these are delivered, replayed or dropped"),
+            0 => ", or restart".to_owned(),
+            keys => format!(" until the keys stored there ({keys}) are delivered, replayed or dropped"),
         }
     )]
     ScopeOfDefault {
-        /// The pool that comes.
+        /// The added pool.
         pool: Arc<str>,
-        /// How many keys are stored under the default pool.
+        /// Keys that are stored under the default pool.
         keys: usize,
     },
     /// Whether a source is one lane changes only where nothing of it is stored.
@@ -831,7 +831,7 @@ impl Inner {
             return Err(StartError::ScopeOfDefault { pool, keys });
         }
         if !known.is_subset(&named) {
-            // Pools are gone since, and what names them comes to this one now.
+            // Messages that name a removed pool go to this one now.
             let default = self.routes.pool_for(DEFAULT);
             default.code_comes(self.shared.machine.wall());
         }
@@ -962,7 +962,7 @@ impl Inner {
         reads: ReadQueue,
         plan: &SourcePlan,
     ) -> Result<(), StartError> {
-        let mut known = self.store.read_queues();
+        let known = self.store.read_queues();
         let of_queue = |read: &&ReadQueue| read.kind == reads.kind && read.queue == reads.queue;
         let named = known.iter().filter(of_queue);
         // Two sources may read one queue; the one that is not there any more has another name now.
@@ -1000,17 +1000,14 @@ impl Inner {
         for before in &gone {
             self.rename(&before.source, &reads.source).await?;
         }
-        known = self.store.read_queues();
         if let Envelope::Raw { pool, .. } = &plan.envelope {
             self.gather(&reads.source, &self.routes.pool_for(pool))
                 .await?;
         }
         let stored = !self.stored_of(&reads.source).await?.is_empty();
-        let stays = |read: &&ReadQueue| match read.source == reads.source {
-            // As long as keys are stored they may be of that queue.
-            true => stored && !of_queue(read),
-            false => true,
-        };
+        // As long as keys are stored they may be of another queue that it read.
+        let stays = |read: &&ReadQueue| read.source != reads.source || stored && !of_queue(read);
+        let known = self.store.read_queues();
         let mut after: BTreeSet<ReadQueue> = known.iter().filter(stays).cloned().collect();
         after.insert(reads);
         match after == known {
@@ -1325,7 +1322,7 @@ impl Inner {
         let (busy, free): (Vec<_>, Vec<_>) = of_it.partition(|lane| self.feeders.has(lane));
         let to = self.routes.pool_for(&pool.name);
         for lane in &busy {
-            // It may wait for bytes that nobody gives back any more.
+            // Its feeder may wait for bytes that nobody gives back any more.
             self.feeders.tell(lane, Fed::LookAgain);
         }
         let moved = async {
@@ -1359,8 +1356,7 @@ impl Inner {
         self.consumers().values().cloned().collect()
     }
 
-    /// Whether nothing is held, under way or being settled. What a source has given may be in no
-    /// pool yet.
+    /// Whether nothing is held, under way or being settled. Received messages may be in no pool yet.
     pub(crate) fn is_empty(&self) -> bool {
         let busy = |consumer: &Arc<Consumer>| {
             consumer.stage.settling().is_some() || consumer.has_something_out()

@@ -1,12 +1,13 @@
 //! What the attempts of a pool are doing right now, and since when: for whoever asks why.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use tokio::time::Instant;
 
 use crate::delivery::Delivery;
 use crate::lane::LaneId;
+use crate::lock;
 use crate::message::Identity;
 
 const CHUNK: usize = 64;
@@ -148,8 +149,4 @@ impl Drop for Flushing<'_> {
     fn drop(&mut self) {
         lock(&self.runs.flushes).remove(&self.lane);
     }
-}
-
-fn lock<T>(place: &Mutex<T>) -> MutexGuard<'_, T> {
-    place.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,7 +2,7 @@
 //! behind it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use keylane::Queued;
@@ -14,6 +14,7 @@ use crate::fault;
 use crate::feed::Fed;
 use crate::history::EventKind;
 use crate::lane::LaneId;
+use crate::lock;
 use crate::pool::{Attempts, Job, Pool, by_itself, store_back_off};
 use crate::store::{LaneName, StoreError, Stored};
 
@@ -145,10 +146,6 @@ impl Overflowing {
         self.row_moved(&lane);
         Some(lane)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Attempts {

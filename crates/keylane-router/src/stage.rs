@@ -1,10 +1,11 @@
 //! What a source's consumer is doing right now, and since when: for whoever asks why.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::time::Instant;
 
 use crate::lane::LaneId;
+use crate::lock;
 
 /// Written by the receiving and the settling task, read by the watchdog.
 #[derive(Default)]
@@ -72,8 +73,4 @@ impl Stage {
         let again = *lock(&self.again);
         again.or(*lock(&self.settling))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -66,14 +66,15 @@ impl Router {
     /// # Errors
     /// [`VerbError`]; nothing was done then.
     pub async fn resume(&self, lane: LaneName, by: By) -> Result<(), VerbError> {
+        let pool = self.inner.routes.find(&lane.pool);
         // The pause of a key outlives its pool.
-        if !self.store().pauses().contains(&lane) {
-            self.pool_or_leaving(&lane)?;
+        if pool.is_none() && !self.store().pauses().contains(&lane) {
+            return Err(no_pool(&lane));
         }
         self.store()
             .resume(lane.clone(), audit("resume", &lane, None, &by))
             .await?;
-        if let Some(pool) = self.inner.routes.find(&lane.pool) {
+        if let Some(pool) = pool {
             pool.resume(&LaneId::of(&lane));
         }
         Ok(())

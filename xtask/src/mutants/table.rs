@@ -945,8 +945,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "paused-key-of-a-leaving-pool-stays",
         invariant: "R17",
         file: VERBS,
-        find: "        if let Some(pool) = self.inner.routes.find(&lane.pool) {\n",
-        replace: "        if let Some(pool) = self.inner.routes.pool(&lane.pool) {\n",
+        find: "        let pool = self.inner.routes.find(&lane.pool);\n        // The pause",
+        replace: "        let pool = self.inner.routes.pool(&lane.pool);\n        // The pause",
         test: MOVES,
     },
     Mutation {
@@ -1001,8 +1001,8 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
         name: "waits-in-one-pool-only",
         invariant: "R11",
         file: CONSUME,
-        find: "        if moves || arrival.routed != generation {\n",
-        replace: "        if !waits && (moves || arrival.routed != generation) {\n",
+        find: "        if look.moves || arrival.routed != look.generation {\n",
+        replace: "        if !waits && (look.moves || arrival.routed != look.generation) {\n",
         test: SIMULATED,
     },
     Mutation {

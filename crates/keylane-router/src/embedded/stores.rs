@@ -42,8 +42,8 @@ pub(super) struct Memory {
     read_queues: BTreeSet<ReadQueue>,
     /// What [`recover_rows`] did when the file was opened.
     pub(super) recovered: Vec<(LaneName, u64)>,
-    /// The last row when this was read. To move a lane may give new numbers to old rows, so all that
-    /// there is then counts as old.
+    /// The last row when this was read. Moving a lane may give new numbers to old rows, so all rows
+    /// count as old after that.
     rows_before: u64,
 }
 

@@ -38,7 +38,7 @@ impl Draw {
         };
         let keys = self.keys();
         self.acts(&mut case, &keys);
-        // One that fits whatever is stored.
+        // The last one fits whatever is stored.
         let mut last = case.plans[0].clone();
         for pool in last.pools.values_mut() {
             pool.lane_scope = ScopeCase::Source;

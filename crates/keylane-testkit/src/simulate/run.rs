@@ -274,7 +274,7 @@ impl Life {
         };
         let db = Db::open(&outside.folder, options).map_err(|error| error.to_string())?;
         let store = db.store();
-        // What the life before had written when it ended.
+        // All that earlier lives have written.
         note_all(&store, &world).await;
         let guarded = Guarded {
             store: store.clone(),
@@ -440,7 +440,11 @@ impl Life {
                     self.world.crash();
                     std::future::pending::<()>().await;
                 }
-                act @ Act::Restart { .. } => return self.restart(act).await,
+                Act::Restart {
+                    deadline,
+                    second,
+                    plan,
+                } => return self.restart(deadline, second, plan).await,
                 act => {
                     let life = self.clone();
                     tokio::spawn(async move { life.act(act).await });
@@ -478,14 +482,16 @@ impl Life {
         }
     }
 
-    async fn restart(&self, act: Act) -> Result<Death, End> {
-        let Act::Restart {
+    async fn restart(
+        &self,
+        deadline: u64,
+        second: Option<u64>,
+        plan: Option<usize>,
+    ) -> Result<Death, End> {
+        let act = Act::Restart {
             deadline,
             second,
             plan,
-        } = act
-        else {
-            unreachable!("it is a restart");
         };
         if let Some(plan) = plan {
             self.outside.next_plan(plan);
@@ -623,7 +629,7 @@ impl Life {
         Ok(Death::End)
     }
 
-    /// Completes when an act or a start of a source takes forever.
+    /// Completes when nothing has moved for long, as when an act never ends.
     async fn hangs(&self) -> End {
         let patience = self.patience() + Duration::from_secs(600);
         let calm = Duration::from_millis(self.world.case.calm);
@@ -663,9 +669,9 @@ impl Life {
         all.values().all(|source| of_queue(&source.queue))
     }
 
-    /// A queue that nothing reads, because its source was removed or refused, is read by another
-    /// configuration: one after the other, as some may be refused until what is stored is
-    /// delivered.
+    /// Restarts with another configuration, because nothing reads one of the queues: its source was
+    /// removed or refused. Each configuration has its turn, as one may be refused until the stored
+    /// messages are delivered.
     async fn read_all(&self) -> Result<Death, End> {
         let tried = {
             let mut progress = self.outside.progress();
@@ -680,12 +686,8 @@ impl Life {
             tokio::time::sleep(LOOK).await;
         }
         let plans = self.world.case.plans.len();
-        let restart = Act::Restart {
-            deadline: 5_000,
-            second: None,
-            plan: Some(plans - 1 - tried % plans),
-        };
-        self.restart(restart).await
+        let plan = plans - 1 - tried % plans;
+        self.restart(5_000, None, Some(plan)).await
     }
 
     /// The operator ends pauses and replays what is parked.
